@@ -1,0 +1,55 @@
+# The daily commands. `make help` lists them.
+
+MODEL  ?= lane-small
+# One rank where one is asked for by its engine; else as many as measure a scaling factor on the smallest machine.
+RANKS  ?= $(if $(filter solo,$(ENGINE)),1,2)
+ENGINE ?=
+DATA   ?=
+OUT    ?=
+ARGS   ?=
+
+VENV_PYTHON := .venv/bin/python
+# The first Python that is new enough and answers (a version manager's shim may not).
+FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
+	"$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$python"; break; }; done
+SETUP = @python=$$($(FIND_PYTHON)); [ -n "$$python" ] || { \
+	echo 'set-up: no Python 3.11 or newer with venv found: install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name yours: PYTHON=/path/to/python3' >&2; exit 2; }; \
+	"$$python" tools/setup_environment.py --engine "$(ENGINE)"
+
+.PHONY: help setup train test check doctor clean
+
+help:
+	@echo 'make train   train a model: MODEL=lane-small RANKS=2 [DATA=FOLDER] [ENGINE=horovod|torch|solo] [OUT=FOLDER] [ARGS="--set optim.lr=3e-4"]'
+	@echo 'make test    run all tests'
+	@echo 'make check   ruff, mypy, import-linter and the fast tests'
+	@echo 'make doctor  say what this machine has, and what is missing'
+	@echo 'make setup   make .venv ready (every target above but doctor does it by itself)'
+	@echo 'make clean   remove .venv and what was built (the cache of wheels stays)'
+	@echo
+	@echo 'ENGINE=torch needs no compiler. TORCH_INDEX=URL [TORCH_VERSION=2.13.0] take another build of torch, e.g. for your CUDA.'
+
+setup:
+	$(SETUP)
+
+train:
+	$(SETUP)
+	@$(VENV_PYTHON) -m pipelines train $(MODEL) --ranks $(RANKS) $(if $(filter-out 1,$(RANKS)),--measure-scaling) \
+		$(if $(DATA),--data "$(DATA)") $(if $(ENGINE),--engine $(ENGINE)) $(if $(OUT),--out "$(OUT)") $(ARGS)
+
+test:
+	$(SETUP)
+	@$(VENV_PYTHON) -m pytest $(ARGS)
+
+check:
+	$(SETUP)
+	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m mypy
+	@.venv/bin/lint-imports
+	@$(VENV_PYTHON) -m pytest -q -m 'not slow' $(ARGS)
+
+# Answers without any set-up too, to say what is missing.
+doctor:
+	@python=$(VENV_PYTHON); [ -x "$$python" ] || python=$$($(FIND_PYTHON)); "$${python:-python3}" -m pipelines doctor $(ARGS)
+
+clean:
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
