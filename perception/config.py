@@ -1,0 +1,386 @@
+"""Typed configuration: frozen dataclasses, overrides by dotted name, JSON round trip.
+
+A pipeline returns a complete `RunConfig`; `--set optim.lr=3e-4` overlays it;
+`config.json` in the run folder alone reproduces the run. No torch here: `--help`
+and `show-config` answer at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perception.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    source: str = "generated"
+    """"generated", or the folder of a data set in its official layout."""
+    format: str = "auto"
+    """auto, generated, tusimple or culane."""
+    train_list: str = ""
+    """Label or list file for training, relative to the folder; empty: the format's official one."""
+    validation_list: str = ""
+    """The same for validation; "train" evaluates on the training images (fit checks)."""
+    num_train_scenes: int = 4000
+    """Generated scenes for training."""
+    num_validation_scenes: int = 200
+    scene_height: int = 320
+    scene_width: int = 800
+    workers_per_rank: int = 0
+    """Loader processes per rank; 0 loads in the rank itself, best when cores are few."""
+    cache_folder: str = ""
+    """Where generated scenes are kept packed; empty: the user's cache folder."""
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    enabled: bool = True
+    flip_probability: float = 0.5
+    affine_probability: float = 0.7
+    shift_fraction: float = 0.1
+    scale_range: tuple[float, float] = (0.8, 1.2)
+    rotate_degrees: float = 10.0
+    brightness_probability: float = 0.6
+    hue_probability: float = 0.7
+    blur_probability: float = 0.2
+    channel_shuffle_probability: float = 0.1
+
+
+@dataclass(frozen=True)
+class LaneModelConfig:
+    """Sketch-and-refine lane detector."""
+
+    backbone_widths: tuple[int, ...] = (64, 128, 256, 512)
+    """Channels of the stages at stride 4, 8, 16, 32."""
+    backbone_blocks: tuple[int, ...] = (2, 2, 2, 2)
+    stem: str = "conv"
+    """conv: 7x7 and max-pooling; patch: non-overlapping 4x4 patches, far cheaper on CPUs."""
+    neck_channels: int = 64
+    use_fpn: bool = True
+    input_height: int = 320
+    input_width: int = 800
+    crop_top_fraction: float = 0.0
+    """Share of the image height that is cut from the top before resizing."""
+    num_rows: int = 72
+    """Rows at which a lane's x is regressed, row 0 at the bottom."""
+    num_sample_rows: int = 36
+    """Rows at which features are sampled along a proposal."""
+    proposal_grid: tuple[int, int] = (4, 10)
+    """Rows and columns of the grid of line proposals."""
+    num_segments: int = 6
+    max_lanes: int = 8
+    """Most lanes that decoding returns."""
+    score_threshold: float = 0.4
+    nms_distance_pixels: float = 50.0
+    """Mean |dx| below which two lanes are one, at an input width of 800."""
+    assignment_lambda: float = 3.0
+    iou_half_width_fraction: float = 7.5 / 800
+    """Half the width of a lane in the IoU loss, as a share of the input width."""
+    class_weight: float = 2.0
+    iou_weight: float = 2.0
+    extent_weight: float = 0.2
+    angle_weight: float = 5.0
+    extend_to_bottom: bool = True
+    """Decoded lanes run on below their predicted start until they leave the image."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    lr: float = 6e-4
+    """Learning rate at `reference_batch_size`."""
+    reference_batch_size: int = 40
+    lr_scaling: str = "sqrt"
+    """How lr follows the global batch: sqrt (for Adam's family), linear or none; always logged."""
+    weight_decay: float = 0.01
+    warmup_samples: int = 32000
+    """Samples over which lr rises linearly; at most a tenth of the run."""
+    final_lr_fraction: float = 0.0
+    """Cosine ends at this share of the peak."""
+    clip_norm: float = 10.0
+    """Gradients are scaled down to this global norm after the reduction; 0 clips nothing."""
+    ema_decay_samples: int = 40000
+    """Time constant of the weights' moving average, in samples; at most a tenth of the run. 0: none."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    num_samples: int = 1_777_600
+    """Length of the run in samples seen, over all ranks."""
+    batch_size_per_rank: int = 5
+    accumulation: int = 1
+    """Micro-batches in a step; the global batch is batch_size_per_rank * ranks * accumulation."""
+    precision: str = "auto"
+    """bf16 (autocast), fp32, or auto: bf16 where the processor has it in hardware."""
+    channels_last: bool = True
+    sync_batch_norm: bool = False
+    """Batch statistics over all ranks, on every engine."""
+    seed: int = 0
+    max_nonfinite_steps: int = 20
+    """Steps with an inf or NaN gradient that are skipped before the run stops as diverged."""
+    log_every_steps: int = 20
+    checkpoint_every_steps: int = 500
+    evaluate_every_steps: int = 0
+    """0: only at the end."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept beside the best."""
+    num_threads_per_rank: int = 0
+    """Compute threads; 0: cores / ranks on the host on CPUs, torch's choice on GPUs."""
+    deterministic: bool = True
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    engine: str = "auto"
+    """horovod, torch, solo or auto: solo for one rank, else horovod where installed, else torch."""
+    transport: str = "auto"
+    """mpi, gloo or nccl; auto: nccl on GPUs, mpi for horovod on CPUs if built in, else gloo."""
+    first_bucket_mib: float = 1.0
+    bucket_mib: float = 25.0
+    timeout_seconds: float = 300.0
+    """Longest wait for other ranks in one reduction."""
+    horovod_cycle_time_milliseconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    task: str
+    """lane."""
+    name: str
+    """The configuration's own name, e.g. lane-small."""
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    model: LaneModelConfig = field(default_factory=LaneModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "data.format": ("auto", "generated", "tusimple", "culane"),
+    "model.stem": ("conv", "patch"),
+    "optim.lr_scaling": ("sqrt", "linear", "none"),
+    "train.precision": ("auto", "bf16", "fp32"),
+    "distributed.engine": ("auto", "horovod", "torch", "solo"),
+    "distributed.transport": ("auto", "mpi", "gloo", "nccl"),
+}
+
+_POSITIVE = (
+    "train.num_samples",
+    "train.batch_size_per_rank",
+    "train.accumulation",
+    "train.log_every_steps",
+    "train.checkpoint_every_steps",
+    "train.keep_checkpoints",
+    "data.num_train_scenes",
+    "data.num_validation_scenes",
+    "data.scene_height",
+    "data.scene_width",
+    "model.backbone_widths",
+    "model.backbone_blocks",
+    "model.neck_channels",
+    "model.input_height",
+    "model.input_width",
+    "model.num_sample_rows",
+    "model.proposal_grid",
+    "model.num_segments",
+    "model.iou_half_width_fraction",
+    "model.max_lanes",
+    "augment.scale_range",
+    "optim.lr",
+    "optim.reference_batch_size",
+    "distributed.first_bucket_mib",
+    "distributed.bucket_mib",
+    "distributed.timeout_seconds",
+)
+
+_NOT_NEGATIVE = (
+    "data.workers_per_rank",
+    "optim.weight_decay",
+    "optim.warmup_samples",
+    "optim.clip_norm",
+    "optim.ema_decay_samples",
+    "train.seed",
+    "train.max_nonfinite_steps",
+    "train.evaluate_every_steps",
+    "train.num_threads_per_rank",
+)
+
+_SHARES = ("optim.final_lr_fraction", "model.score_threshold")
+
+
+def override(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
+    """Apply `section.field=value` texts; a value is JSON, a text field takes it as it is written.
+
+    Raises UserError for an unknown name (with the nearest right one) or a value
+    of another type.
+    """
+    for assignment in assignments:
+        name, separator, text = assignment.partition("=")
+        if not separator:
+            raise UserError(f"--set {assignment}: write it as name=value, e.g. optim.lr=3e-4")
+        config = _replace_dotted(config, name.strip(), name.strip().split("."), text.strip())
+    validate(config)
+    return config
+
+
+def to_json(config: RunConfig) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+
+
+def from_json(text: str, where: str) -> RunConfig:
+    """Parse what `to_json` wrote; `where` names the file in error messages.
+
+    A missing field takes its default (older files stay readable); an unknown one is an error.
+    """
+    try:
+        raw = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where}: not JSON ({error}); take config.json of a run folder") from None
+    if not isinstance(raw, dict) or "task" not in raw or "name" not in raw:
+        raise UserError(f"{where}: not a run configuration: fields task and name are missing")
+    config: RunConfig = _build(RunConfig, raw, where, "")
+    try:
+        validate(config)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    return config
+
+
+def flatten(config: RunConfig) -> dict[str, Any]:
+    """Dotted name → value of every field."""
+
+    def walk(value: Any, prefix: str) -> dict[str, Any]:
+        if not dataclasses.is_dataclass(value):
+            return {prefix: value}
+        out: dict[str, Any] = {}
+        for f in dataclasses.fields(value):
+            out.update(walk(getattr(value, f.name), f"{prefix}.{f.name}" if prefix else f.name))
+        return out
+
+    return walk(config, "")
+
+
+def validate(config: RunConfig) -> None:
+    """Raise UserError for the first field that is out of range."""
+    values = flatten(config)
+    for name, value in values.items():
+        if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers(value)):
+            raise UserError(f"{name} = {value}: must be finite")
+    for name, allowed in CHOICES.items():
+        if values[name] not in allowed:
+            raise UserError(f'{name} = "{values[name]}" is unknown{nearest(str(values[name]), allowed)}')
+    for name in _POSITIVE:
+        if min(_numbers(values[name]), default=0) <= 0:
+            raise UserError(f"{name} = {values[name]}: must be above 0")
+    for name in _NOT_NEGATIVE:
+        if values[name] < 0:
+            raise UserError(f"{name} = {values[name]}: must not be negative")
+    for name, value in values.items():
+        if (name.endswith("_probability") or name in _SHARES) and not 0 <= value <= 1:
+            raise UserError(f"{name} = {value}: must be between 0 and 1")
+    if config.model.num_rows < 2:
+        raise UserError(f"model.num_rows = {config.model.num_rows}: must be at least 2")
+    if len(config.model.backbone_widths) != 4 or len(config.model.backbone_blocks) != 4:
+        raise UserError("model.backbone_widths and model.backbone_blocks: must have 4 values, one a stage")
+    if config.augment.scale_range[0] > config.augment.scale_range[1]:
+        raise UserError(f"augment.scale_range = {config.augment.scale_range}: the smaller must come first")
+    if config.model.input_height % 32 or config.model.input_width % 32:
+        raise UserError(
+            f"model.input_height x model.input_width = {config.model.input_height}x{config.model.input_width}: "
+            "both must be multiples of 32"
+        )
+    if config.model.num_sample_rows % config.model.num_segments:
+        raise UserError(
+            f"model.num_sample_rows = {config.model.num_sample_rows}: must be a multiple of "
+            f"model.num_segments = {config.model.num_segments}"
+        )
+    if not 0 <= config.model.crop_top_fraction < 1:
+        raise UserError(f"model.crop_top_fraction = {config.model.crop_top_fraction}: must be in [0, 1)")
+
+
+def _numbers(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _parse(hint: Any, text: str) -> Any:
+    """A value from the command line: JSON, but a text field keeps digits, true or null as they are written."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return text if hint is str and not isinstance(value, str) else value
+
+
+def _replace_dotted(node: Any, full_name: str, path: list[str], text: str) -> Any:
+    names = [f.name for f in dataclasses.fields(node)]
+    if path[0] not in names:
+        raise UserError(f"--set {full_name}: no such field{_nearest_dotted(full_name)}")
+    current = getattr(node, path[0])
+    if len(path) > 1:
+        if not dataclasses.is_dataclass(current):
+            raise UserError(f"--set {full_name}: {path[0]} has no fields of its own")
+        return dataclasses.replace(node, **{path[0]: _replace_dotted(current, full_name, path[1:], text)})
+    if dataclasses.is_dataclass(current):
+        example = f"{full_name}.{dataclasses.fields(current)[0].name}"
+        raise UserError(f"--set {full_name}: name one of its fields, e.g. {example}")
+    hint = typing.get_type_hints(type(node))[path[0]]
+    return dataclasses.replace(node, **{path[0]: _convert(hint, _parse(hint, text), f"--set {full_name}")})
+
+
+def _nearest_dotted(name: str) -> str:
+    every = flatten(RunConfig(task="", name=""))
+    by_leaf = [dotted for dotted in every if dotted.split(".")[-1] == name.split(".")[-1]]
+    if by_leaf:
+        return f'; did you mean "{by_leaf[0]}"?'
+    hint = nearest(name, every)
+    return hint if hint.startswith("; did") else "; `show-config` lists all names"
+
+
+def _build(cls: type[Any], raw: dict[str, Any], where: str, prefix: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    unknown = sorted(set(raw) - set(hints))
+    if unknown:
+        raise UserError(f"{where}: field {prefix}{unknown[0]} is unknown{nearest(unknown[0], hints)}")
+    arguments = {}
+    for name, value in raw.items():
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            if not isinstance(value, dict):
+                raise UserError(f"{where}: field {prefix}{name} must be an object")
+            arguments[name] = _build(hint, value, where, f"{prefix}{name}.")
+        else:
+            arguments[name] = _convert(hint, value, f"{where}: field {prefix}{name}")
+    return cls(**arguments)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """Check `value` against a field's type; int is accepted for float, list for tuple."""
+    if typing.get_origin(hint) is tuple:
+        arguments = typing.get_args(hint)
+        if not isinstance(value, (list, tuple)):
+            raise UserError(f"{where}: must be a list, got {value!r}")
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return tuple(_convert(arguments[0], item, where) for item in value)
+        if len(value) != len(arguments):
+            raise UserError(f"{where}: must have {len(arguments)} values, got {len(value)}")
+        return tuple(_convert(item_hint, item, where) for item_hint, item in zip(arguments, value, strict=True))
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            raise UserError(f"{where}: {str(value)[:20]}... is too large") from None
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise UserError(f"{where}: must be of type {hint.__name__}, got {value!r}")
+    return value

@@ -1,0 +1,75 @@
+"""One object that maps between original pixels and network input, both ways.
+
+Every reader, augmentation, encoder and decoder uses it, and it is stored in the
+checkpoint, so that a model can never be used with the crop of another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from perception.errors import UserError
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Crop the top of a source image, then resize what is left to the network input.
+
+    Points are (x, y) floats with pixel centres at whole numbers, as lane labels
+    have them; the half-pixel terms below are those of cv2.resize.
+    """
+
+    source_height: int
+    source_width: int
+    crop_top: int
+    input_height: int
+    input_width: int
+
+    def __post_init__(self) -> None:
+        if self.input_height <= 0 or self.input_width <= 0 or self.input_height % 32 or self.input_width % 32:
+            raise UserError(
+                f"input size {self.input_height}x{self.input_width}: height and width must be multiples of 32"
+            )
+        if self.source_height <= 0 or self.source_width <= 0:
+            raise UserError(f"image size {self.source_height}x{self.source_width}: height and width must be above 0")
+        if not 0 <= self.crop_top < self.source_height:
+            raise UserError(f"crop_top = {self.crop_top} leaves nothing of an image {self.source_height} pixels high")
+
+    @property
+    def scale_x(self) -> float:
+        return self.input_width / self.source_width
+
+    @property
+    def scale_y(self) -> float:
+        return self.input_height / (self.source_height - self.crop_top)
+
+    def image_to_input(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """(source_height, source_width, 3) uint8 → (input_height, input_width, 3) uint8."""
+        if image.shape[:2] != (self.source_height, self.source_width):
+            raise ValueError(f"image is {image.shape[:2]}, geometry is for {(self.source_height, self.source_width)}")
+        resized = np.ascontiguousarray(image[self.crop_top :])
+        height, width = resized.shape[:2]
+        # Shrink first, by means over areas, where a side shrinks: linear interpolation would skip pixels.
+        smaller = (min(width, self.input_width), min(height, self.input_height))
+        if smaller != (width, height):
+            resized = np.asarray(cv2.resize(resized, smaller, interpolation=cv2.INTER_AREA), dtype=np.uint8)
+        if smaller != (self.input_width, self.input_height):
+            size = (self.input_width, self.input_height)
+            resized = np.asarray(cv2.resize(resized, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+        return resized
+
+    def points_to_input(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(K, 2) original pixels → (K, 2) input pixels."""
+        x = (points[:, 0] + 0.5) * self.scale_x - 0.5
+        y = (points[:, 1] - self.crop_top + 0.5) * self.scale_y - 0.5
+        return np.stack([x, y], axis=1)
+
+    def points_to_source(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(K, 2) input pixels → (K, 2) original pixels; the inverse of `points_to_input`."""
+        x = (points[:, 0] + 0.5) / self.scale_x - 0.5
+        y = (points[:, 1] + 0.5) / self.scale_y - 0.5 + self.crop_top
+        return np.stack([x, y], axis=1)
