@@ -1,0 +1,113 @@
+"""Two lines make a program distributed: `connect` joins the ranks, `distribute` a model."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import MutableMapping
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from perception.config import DistributedConfig
+from perception.distributed.choice import choose_engine, choose_transport
+from perception.distributed.communicator import Communicator, SoloCommunicator
+from perception.distributed.environment import RankEnvironment, master_address, rank_environment
+from perception.distributed.reducer import GradientReducer
+from perception.distributed.state import broadcast_model, broadcast_optimizer, check_same_everywhere
+from perception.errors import UserError
+
+_MIB = 1 << 20
+
+
+def connect(config: DistributedConfig | None = None, environ: MutableMapping[str, str] | None = None) -> Communicator:
+    """Join the ranks that the environment tells of; a solo communicator where it tells of none.
+
+    On a GPU node each rank takes the GPU of its local rank before anything else touches CUDA.
+    Raises UserError if the engine asked for is not installed or the environment is incomplete.
+    """
+    config = config or DistributedConfig()
+    environ = os.environ if environ is None else environ
+    place = rank_environment(environ)
+    device = _device(place)
+    engine = choose_engine(config.engine, place.size)
+    if engine == "solo":
+        if place.size > 1:
+            raise UserError(f"distributed.engine = solo, but {place.launcher} started {place.size} ranks")
+        return SoloCommunicator(device)
+    transport = choose_transport(engine, config.transport, device.type == "cuda", mpi="OMPI_COMM_WORLD_RANK" in environ)
+    if engine == "torch":
+        from perception.distributed.torch_engine import TorchCommunicator
+
+        master = ("127.0.0.1", _free_port()) if place.size == 1 else master_address(environ, place)
+        return TorchCommunicator(place, device, transport, master, config.timeout_seconds)
+    _prepare_horovod(config, transport, place, environ)
+    from perception.distributed.horovod_engine import HorovodCommunicator
+
+    return HorovodCommunicator(place, device, transport)
+
+
+def distribute(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    communicator: Communicator,
+    config: DistributedConfig | None = None,
+    num_extras: int = 0,
+) -> GradientReducer:
+    """Make a model and its optimizer distributed.
+
+    Compares models over ranks, gives all of them rank 0's weights, buffers and optimizer
+    state, and takes over the gradients: they are averaged when `loss.backward()` returns.
+    """
+    config = config or DistributedConfig()
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    reducer = GradientReducer(
+        trained,
+        communicator,
+        int(config.first_bucket_mib * _MIB),
+        int(config.bucket_mib * _MIB),
+        num_extras,
+    )
+    check_same_everywhere(communicator, reducer.specs, reducer.plans, model)
+    broadcast_model(communicator, model)
+    if optimizer is not None:
+        broadcast_optimizer(communicator, optimizer)
+    return reducer
+
+
+def _device(place: RankEnvironment) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if place.local_rank >= torch.cuda.device_count():
+        raise UserError(
+            f"local rank {place.local_rank} has no GPU: the node shows {torch.cuda.device_count()}; start fewer ranks"
+        )
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _prepare_horovod(
+    config: DistributedConfig, transport: str, place: RankEnvironment, environ: MutableMapping[str, str]
+) -> None:
+    """Set what Horovod reads once at init; what the user exported stays."""
+    # Flat buckets are fused already; fusing them again would depend on timing and copy once more.
+    environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+    environ.setdefault("HOROVOD_CYCLE_TIME", str(config.horovod_cycle_time_milliseconds))
+    environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(10, int(config.timeout_seconds / 5))))
+    environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(int(config.timeout_seconds)))
+    environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(int(config.timeout_seconds)))
+    control = "mpi" if transport == "mpi" or "OMPI_COMM_WORLD_RANK" in environ else "gloo"
+    environ.setdefault("HOROVOD_CONTROLLER", control)
+    environ.setdefault("HOROVOD_CPU_OPERATIONS", control)
+    if control == "gloo" and place.launcher != "horovod" and place.size > 1:
+        from perception.distributed.meeting import join_rendezvous
+
+        environ.update(join_rendezvous(place, master_address(environ, place), config.timeout_seconds))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
