@@ -1,0 +1,1 @@
+"""Data sets: one file a format, generated scenes, augmentation, packed shards, loader."""

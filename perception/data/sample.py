@@ -1,0 +1,77 @@
+"""What a lane data set yields, whatever format it came from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Lane = NDArray[np.float64]
+"""(K, 2) float64 points (x, y) in original pixels, K >= 2, sorted bottom to top (y falls strictly)."""
+
+
+@dataclass(frozen=True)
+class LaneTruth:
+    """Labels of one image, enough to compute every lane metric."""
+
+    name: str
+    height: int
+    width: int
+    lanes: tuple[Lane, ...]
+    h_samples: tuple[int, ...] | None = None
+    """TuSimple's rows in original pixels; None where the format has none."""
+    category: str | None = None
+    """Name of the split or condition that metrics are also given for ("night", "curve", ...)."""
+
+
+@dataclass(frozen=True)
+class LaneSample:
+    """An image as uint8 (height, width, 3) RGB with its labels."""
+
+    image: NDArray[np.uint8]
+    truth: LaneTruth
+
+
+@dataclass(frozen=True)
+class LanePrediction:
+    """Lanes found in one image, in original pixels, the most certain first."""
+
+    lanes: tuple[Lane, ...]
+    scores: tuple[float, ...]
+
+
+@dataclass
+class ReadReport:
+    """What a reader repaired, kept or dropped, counted by a stated rule and printed."""
+
+    images: int = 0
+    lanes: int = 0
+    anomalies: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    """First "file:line" for each anomaly."""
+
+    def note(self, anomaly: str, where: str, count: int = 1) -> None:
+        self.anomalies[anomaly] += count
+        self.examples.setdefault(anomaly, where)
+
+    def lines(self) -> list[str]:
+        """A printable line for each anomaly."""
+        return [
+            f"{count} x {anomaly} (first: {self.examples[anomaly]})"
+            for anomaly, count in sorted(self.anomalies.items())
+        ]
+
+
+class LaneDataset(Protocol):
+    """A random-access set of labelled images. `truth` never decodes the image."""
+
+    report: ReadReport
+
+    def __len__(self) -> int: ...
+
+    def truth(self, index: int) -> LaneTruth: ...
+
+    def sample(self, index: int) -> LaneSample: ...
