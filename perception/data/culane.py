@@ -1,0 +1,360 @@
+"""CULane lanes: text lines "x y x y ..." in NNNNN.lines.txt beside each image, images named by list files.
+
+`parse_lane_file` reads a file just as the official evaluator does; the data set
+repairs what it reads. Rules, each counted in ReadReport with file:line of the first:
+
+| in a label file                                   | rule                                                       |
+|---------------------------------------------------|------------------------------------------------------------|
+| empty file                                        | an image without lanes                                     |
+| blank line; line with one point                   | dropped                                                    |
+| odd count of numbers                              | the last number dropped                                    |
+| NaN or infinity                                   | the point dropped                                          |
+| consecutive duplicate points                      | one kept                                                   |
+| points from top to bottom                         | reversed                                                   |
+| y that does not fall strictly                     | the longest run of points whose y does is kept             |
+| fewer than two points left                        | lane dropped                                               |
+| x left or right of the image                      | kept (usual in CULane)                                     |
+| byte order mark                                   | skipped                                                    |
+| text that is no number                            | UserError with file:line                                   |
+| points far below the image (labels of another size) | UserError as soon as the image's size is known           |
+
+| in a list file                                    | rule                                                       |
+|---------------------------------------------------|------------------------------------------------------------|
+| leading slash, mask column                        | ignored (usual in CULane)                                  |
+| trailing space, blank line, byte order mark       | skipped                                                    |
+| number of lane flags differs from lanes labelled  | the label file counts                                      |
+| image listed twice                                | kept twice                                                 |
+| image on disk with another suffix                 | used                                                       |
+| line without an image name, not UTF-8             | UserError with file:line                                   |
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perception.data.images import find_image, image_size, read_image, require_images
+from perception.data.lane_store import pack_lanes, pack_names, unpack_name
+from perception.data.sample import LaneSample, LaneTruth, ReadReport
+from perception.errors import UserError
+
+CULANE_HEIGHT, CULANE_WIDTH = 590, 1640
+TEST_SPLIT_FOLDER = Path("list/test_split")
+
+_PLAIN_NUMBERS = re.compile(rb"[0-9eE+\-. \t\r]*\Z")
+# What C++'s `stream >> double` takes from the text at hand; it fails on an exponent without digits.
+_STREAM_NUMBER = re.compile(rb"[ \t\r\v\f]*((?>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))(?![eE])")
+_LIST_LINE = re.compile(r"(?P<name>.*?\.(?:jpe?g|png|bmp|ppm|webp))(?:\s+(?P<columns>.*))?", re.IGNORECASE)
+_SPLIT_NAME = re.compile(r"test\d_(\w+)")
+# Labels of a smaller image reach far below a larger one's; official labels end at the last row.
+BELOW_IMAGE_TOLERANCE = 1.05
+
+
+@dataclass(frozen=True)
+class ParsedLane:
+    """One line of a .lines.txt file as the official evaluator understands it."""
+
+    points: NDArray[np.float32]
+    """(K, 2), in the file's order; K may be 0 or 1."""
+    line: int
+    rest: bytes
+    """What was left unread: an odd last number, or everything from the first text that is no number."""
+
+
+@dataclass(frozen=True)
+class ListEntry:
+    name: str
+    """Image path relative to the data set's folder."""
+    num_flagged_lanes: int | None
+    """Lanes that the list claims, from the 0/1 columns of train_gt.txt and val_gt.txt."""
+    category: str | None
+    where: str
+    """file:line."""
+
+
+def parse_lane_file(data: bytes) -> list[ParsedLane]:
+    """Every line is a lane, blank ones too; numbers are read in pairs up to the first that is none."""
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return [_parse_lane(line, number) for number, line in enumerate(lines, start=1)]
+
+
+def label_name(image_name: str) -> str:
+    """Relative path of an image's label or prediction file.
+
+    >>> label_name("driver_1/05.MP4/00000.jpg")
+    'driver_1/05.MP4/00000.lines.txt'
+    """
+    return image_name.rpartition(".")[0] + ".lines.txt"
+
+
+def read_label_file(path: Path, report: ReadReport) -> list[NDArray[np.float32]]:
+    """Lanes of one image, (K, 2) from bottom to top, repaired by the table at the top of this file."""
+    data = _read(path)
+    if data.startswith(codecs.BOM_UTF8):
+        report.note("byte order mark: skipped", f"{path}:1")
+        data = data[len(codecs.BOM_UTF8) :]
+    lanes = []
+    for number, line in enumerate(data.splitlines(), start=1):
+        lane = _repaired_lane(line, f"{path}:{number}", report)
+        if lane is not None:
+            lanes.append(lane)
+    if not lanes:
+        report.note("image without lanes: kept", f"{path}:1")
+    return lanes
+
+
+def read_image_list(path: Path, report: ReadReport) -> list[ListEntry]:
+    """Entries of train_gt.txt, val_gt.txt, train.txt, test.txt or a test split (whose name is the category)."""
+    try:
+        text = _read(path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: list file is not UTF-8; save it as UTF-8") from None
+    if text.startswith("\ufeff"):
+        report.note("list: byte order mark: skipped", f"{path}:1")
+    category = split_category(path)
+    entries = []
+    lines = text.removeprefix("\ufeff").split("\n")
+    for number, line in enumerate(lines if lines[-1] else lines[:-1], start=1):
+        where = f"{path}:{number}"
+        if not line.strip():
+            report.note("list: blank line: skipped", where)
+            continue
+        match = _LIST_LINE.fullmatch(line.strip())
+        if match is None:
+            raise UserError(f"{where}: no image name in {line.strip()[:60]!r}; a list has an image path a line")
+        if line.removesuffix("\r") != line.rstrip():
+            report.note("list: trailing space: skipped", where)
+        flags = [column for column in (match["columns"] or "").split() if column in ("0", "1")]
+        entries.append(
+            ListEntry(
+                name=match["name"].lstrip("/"),
+                num_flagged_lanes=flags.count("1") if flags else None,
+                category=category,
+                where=where,
+            )
+        )
+    if not entries:
+        raise UserError(f"{path}: list file names no image")
+    return entries
+
+
+def read_categories(folder: Path) -> dict[str, str]:
+    """Image name → category, from the official test splits where the data set has them."""
+    entries = (
+        entry
+        for path in sorted((folder / TEST_SPLIT_FOLDER).glob("test*.txt"))
+        for entry in read_image_list(path, ReadReport())
+    )
+    return {entry.name: entry.category for entry in entries if entry.category}
+
+
+def split_category(path: Path) -> str | None:
+    """Category that a test split's file name tells.
+
+    >>> split_category(Path("list/test_split/test8_night.txt"))
+    'night'
+    """
+    match = _SPLIT_NAME.fullmatch(path.stem)
+    return match[1] if match else None
+
+
+class CulaneDataset:
+    """Images and lanes that one or more list files name, in their order."""
+
+    def __init__(self, folder: Path, list_files: Sequence[Path], images_required: bool = True) -> None:
+        """Read all labels; raises UserError where a file is wrong or missing.
+
+        With `images_required=False` an absent image is taken to be of the format's 590x1640.
+        Categories come from list/test_split where it is there.
+        """
+        self.report = ReadReport()
+        self._folder = folder
+        entries = [entry for path in list_files for entry in read_image_list(path, self.report)]
+        categories = read_categories(folder)
+        names_of_categories = [entry.category or categories.get(entry.name, "") for entry in entries]
+        self._category_names = tuple(sorted(set(names_of_categories)))
+        numbers = {name: number for number, name in enumerate(self._category_names)}
+        self._category_of_image = np.array([numbers[name] for name in names_of_categories], dtype=np.int16)
+        self._names = pack_names([entry.name for entry in entries])
+        self._image_names = pack_names(self._find_images(entries, images_required))
+        images = self._read_labels(entries)
+        self._lanes = pack_lanes(images)
+        self.report.images = len(entries)
+        self.report.lanes = sum(len(lanes) for lanes in images)
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def truth(self, index: int) -> LaneTruth:
+        """Labels of one image, in the image's own size (from its header)."""
+        path = self._image_path(index)
+        if path is None:
+            name = unpack_name(self._names, index)
+            return LaneTruth(name, CULANE_HEIGHT, CULANE_WIDTH, self._lanes.lanes(index), None, self._category(index))
+        return self._truth(index, *image_size(path))
+
+    def sample(self, index: int) -> LaneSample:
+        path = self._image_path(index)
+        if path is None:
+            raise UserError(f"{self._folder / unpack_name(self._names, index)}: image is missing")
+        image = read_image(path)
+        return LaneSample(image, self._truth(index, image.shape[0], image.shape[1]))
+
+    def _truth(self, index: int, height: int, width: int) -> LaneTruth:
+        name, lanes = unpack_name(self._names, index), self._lanes.lanes(index)
+        lowest = max((float(lane[0, 1]) for lane in lanes), default=0.0)
+        if lowest > BELOW_IMAGE_TOLERANCE * height:
+            raise UserError(
+                f"{self._folder / label_name(name)}: lanes reach down to y = {lowest:g}, the image is {height} pixels "
+                "high; use images and labels of one size"
+            )
+        return LaneTruth(name, height, width, lanes, None, self._category(index))
+
+    def _category(self, index: int) -> str | None:
+        return self._category_names[self._category_of_image[index]] or None
+
+    def _image_path(self, index: int) -> Path | None:
+        name = unpack_name(self._image_names, index)
+        return self._folder / name if name else None
+
+    def _find_images(self, entries: list[ListEntry], required: bool) -> list[str]:
+        """Name of each image on disk relative to the folder, "" where there is none."""
+        found, missing, seen = [], [], set()
+        for entry in entries:
+            if entry.name in seen:
+                self.report.note("list: image listed twice: kept twice", entry.where)
+            seen.add(entry.name)
+            listed = self._folder / entry.name
+            path = find_image(listed)
+            if path is None:
+                missing.append(entry.name)
+            elif path != listed:
+                self.report.note(f"list: image {listed.suffix} found as {path.suffix}: used", entry.where)
+            found.append("" if path is None else path.relative_to(self._folder).as_posix())
+        if required:
+            require_images(missing, len(entries), self._folder)
+        return found
+
+    def _read_labels(self, entries: list[ListEntry]) -> list[list[NDArray[np.float32]]]:
+        paths = [self._folder / label_name(entry.name) for entry in entries]
+        missing = [label_name(entry.name) for entry, path in zip(entries, paths, strict=True) if not path.is_file()]
+        if missing:
+            raise UserError(
+                f"{self._folder}: {len(missing)} of {len(entries)} label files are missing, first: "
+                f"{', '.join(missing[:3])}; an image without lanes has an empty label file"
+            )
+        images = [read_label_file(path, self.report) for path in paths]
+        for entry, lanes in zip(entries, images, strict=True):
+            if entry.num_flagged_lanes is not None and entry.num_flagged_lanes != len(lanes):
+                self.report.note("list: lane flags differ from the label file: label file counts", entry.where)
+        return images
+
+
+def _parse_lane(line: bytes, number: int) -> ParsedLane:
+    values: list[float] = []
+    position = 0
+    tokens = line.split()
+    try:
+        if _PLAIN_NUMBERS.match(line):
+            values = [float(token) for token in tokens]
+            position = len(line) if len(values) % 2 == 0 else line.rindex(tokens[-1])
+    except ValueError:
+        values = []
+    if not np.isfinite(values).all() or (tokens and not values):
+        values, position = _stream_numbers(line)
+    num_points = len(values) // 2
+    points = np.array(values[: 2 * num_points], dtype=np.float64).reshape(num_points, 2)
+    with np.errstate(over="ignore"):
+        return ParsedLane(points.astype(np.float32), number, line[position:].strip())
+
+
+def _stream_numbers(line: bytes) -> tuple[list[float], int]:
+    """Numbers up to the first failure, and where the unread rest starts (an odd last number included)."""
+    values: list[float] = []
+    position = pair_end = 0
+    while match := _STREAM_NUMBER.match(line, position):
+        value = float(match[1])
+        if not np.isfinite(value):
+            break
+        values.append(value)
+        position = match.end()
+        if len(values) % 2 == 0:
+            pair_end = position
+    return values, pair_end
+
+
+def _repaired_lane(line: bytes, where: str, report: ReadReport) -> NDArray[np.float32] | None:
+    tokens = line.split()
+    if not tokens:
+        report.note("blank line: dropped", where)
+        return None
+    try:
+        numbers = np.array([float(token) for token in tokens])
+    except ValueError:
+        wrong = next(token for token in tokens if not _is_number(token))
+        text = wrong[:40].decode("utf-8", "replace")
+        raise UserError(f'{where}: "{text}" is no number; a lane is "x y x y ..." in pixels') from None
+    if len(numbers) % 2:
+        report.note("odd count of numbers: last dropped", where)
+    with np.errstate(over="ignore"):
+        points = numbers[: len(numbers) // 2 * 2].reshape(-1, 2).astype(np.float32)
+    if len(points) > 1 and (points[1:, 1] < points[:-1, 1]).all() and np.isfinite(points).all():
+        return points  # as nearly every lane is
+    finite = np.isfinite(points).all(axis=1)
+    if not finite.all():
+        report.note("point that is not finite: dropped", where, int((~finite).sum()))
+        points = points[finite]
+    if len(points) > 1:
+        distinct = np.concatenate([[True], (np.diff(points, axis=0) != 0).any(axis=1)])
+        if not distinct.all():
+            report.note("consecutive duplicate point: dropped", where, int((~distinct).sum()))
+            points = points[distinct]
+    if len(points) > 1:
+        if points[-1, 1] > points[0, 1]:
+            report.note("points from top to bottom: reversed", where)
+            points = points[::-1]
+        falling = _longest_falling(points[:, 1])
+        if len(falling) != len(points):
+            report.note("point whose y does not fall: dropped", where, len(points) - len(falling))
+            points = points[falling]
+    if len(points) < 2:
+        report.note("lane with fewer than two points: dropped", where)
+        return None
+    return points
+
+
+def _longest_falling(y: NDArray[np.float32]) -> list[int]:
+    """Indices of the longest strictly falling subsequence of (K,) y."""
+    length, previous = np.ones(len(y), dtype=int), np.full(len(y), -1)
+    for i in range(1, len(y)):
+        above = np.flatnonzero(y[:i] > y[i])
+        if len(above):
+            previous[i] = above[np.argmax(length[above])]
+            length[i] = length[previous[i]] + 1
+    chain = [int(np.argmax(length))]
+    while previous[chain[-1]] >= 0:
+        chain.append(int(previous[chain[-1]]))
+    return chain[::-1]
+
+
+def _is_number(token: bytes) -> bool:
+    try:
+        float(token)
+    except ValueError:
+        return False
+    return True
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: CULane file cannot be read ({error.strerror})") from None

@@ -1,0 +1,123 @@
+"""The one image decoder that every reader uses.
+
+Rules, the same whatever the file holds:
+
+| file                    | result                                                          |
+|-------------------------|-----------------------------------------------------------------|
+| grey                    | the grey value three times                                      |
+| alpha channel           | dropped; the colours are kept as stored                         |
+| 16 bits a channel       | the upper 8 bits                                                |
+| EXIF orientation        | ignored: labels are in the pixels as stored, not as displayed   |
+| cut short or unreadable | UserError naming the file, never a half-grey image              |
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from perception.errors import UserError
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
+"""File name endings, in the order in which a missing image's twin of another format is looked for."""
+
+_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
+_PNG_START = b"\x89PNG\r\n\x1a\n"
+# Start-of-frame markers hold the size; C4, C8 and CC among them mean other things.
+_JPEG_FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))
+_HEADER_BYTES = 65536
+
+
+def read_image(path: Path) -> NDArray[np.uint8]:
+    """Decode a file to (height, width, 3) uint8 RGB by the rules above.
+
+    Raises UserError naming the file where it is missing, cut short or no image.
+    """
+    data = _read_bytes(path)
+    if not data:
+        raise UserError(f"{path}: image file is empty; copy it again from its source")
+    # Some OpenCV 4 builds return a JPEG that is cut short with its lower part grey, and no error.
+    cut_short = data.startswith(_JPEG_START) and _JPEG_END not in data[data.rfind(b"\xff\xda") :]
+    try:
+        decoded = (
+            None
+            if cut_short
+            else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+        )
+    except cv2.error:
+        decoded = None
+    if decoded is None:
+        what = "is cut short" if cut_short else "cannot be decoded (cut short, or not an image)"
+        raise UserError(f"{path}: image {what}; copy it again from its source")
+    return np.asarray(cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB), dtype=np.uint8)
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """(height, width) of what `read_image` returns, from the file's header where it is JPEG or PNG.
+
+    Raises UserError naming the file where it is missing or no image.
+    """
+    head = _read_bytes(path, _HEADER_BYTES)
+    if head.startswith(_PNG_START) and len(head) >= 24:
+        width, height = struct.unpack(">II", head[16:24])
+        return height, width
+    if head.startswith(_JPEG_START):
+        size = _jpeg_size(head)
+        if size is None and len(head) == _HEADER_BYTES:
+            size = _jpeg_size(_read_bytes(path))
+        if size is not None:
+            return size
+    height, width = read_image(path).shape[:2]
+    return height, width
+
+
+def _read_bytes(path: Path, limit: int = -1) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(limit)
+    except OSError as error:
+        raise UserError(f"{path}: image cannot be read ({error.strerror})") from None
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Walk a JPEG's segments up to the frame header; None where the bytes end before it."""
+    position = 2
+    while position + 9 <= len(data):
+        if data[position] != 0xFF:
+            return None
+        marker = data[position + 1]
+        if marker == 0xFF:  # fill byte
+            position += 1
+        elif marker in _JPEG_BARE_MARKERS:
+            position += 2
+        elif marker in _JPEG_FRAME_MARKERS:
+            height, width = struct.unpack(">HH", data[position + 5 : position + 9])
+            return height, width
+        else:
+            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+    return None
+
+
+def find_image(path: Path) -> Path | None:
+    """The file itself, else one beside it with the same stem and another image suffix, else None.
+
+    Copies of data sets are often converted (20.jpg in the labels, 20.png on disk).
+    """
+    if path.is_file():
+        return path
+    twins = (path.with_suffix(suffix) for suffix in IMAGE_SUFFIXES if suffix != path.suffix)
+    return next((twin for twin in twins if twin.is_file()), None)
+
+
+def require_images(missing: list[str], total: int, folder: Path) -> None:
+    """Raise UserError with the count and first names if any of `total` listed images is missing."""
+    if missing:
+        raise UserError(
+            f"{folder}: {len(missing)} of {total} listed images are missing, first: {', '.join(missing[:3])}; "
+            "give the folder that holds the images at these names"
+        )

@@ -1,0 +1,95 @@
+"""Open a lane data set in whichever official layout it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perception.data.culane import TEST_SPLIT_FOLDER, CulaneDataset
+from perception.data.sample import LaneDataset
+from perception.data.tusimple import TusimpleDataset
+from perception.errors import MissingListError, UserError, nearest
+
+FORMATS = ("auto", "tusimple", "culane")
+SPLITS = ("train", "validation", "test")
+
+# The first alternative of which a file is there, every file of it that is. TuSimple has no official
+# validation list: 0531 is what most published work holds out.
+_OFFICIAL_LISTS: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
+    ("tusimple", "train"): (("label_data_0313.json", "label_data_0601.json"),),
+    ("tusimple", "validation"): (("label_data_0531.json",),),
+    ("tusimple", "test"): (("test_label.json",),),
+    ("culane", "train"): (("list/train_gt.txt",), ("list/train.txt",)),
+    ("culane", "validation"): (("list/val_gt.txt",), ("list/val.txt",)),
+    ("culane", "test"): ((TEST_SPLIT_FOLDER.as_posix(),), ("list/test.txt",)),
+}
+_LIST_SUFFIX = {"tusimple": ".json", "culane": ".txt"}
+
+
+def open_lane_dataset(
+    folder: str | Path,
+    format: str = "auto",
+    list_name: str = "",
+    split: str = "train",
+    images_required: bool = True,
+) -> LaneDataset:
+    """Open a TuSimple or CULane folder.
+
+    `list_name` is a label file (TuSimple), list file (CULane) or a folder of them, relative to `folder`;
+    one of "train", "validation", "test" means that split's official one; empty: that of `split`.
+    What the reader repaired or dropped is in `.report`. Raises UserError for a missing or unknown
+    folder, a missing or empty list, missing labels and, if required, missing images; its kind
+    MissingListError where no list was named and the folder has none for the split.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise UserError(f"{root}: data folder does not exist; give the folder that holds the data set")
+    if format not in FORMATS:
+        raise UserError(f'data.format = "{format}" is unknown{nearest(format, FORMATS)}')
+    name = detect_format(root, list_name) if format == "auto" else format
+    files = _list_files(root, name, list_name, split)
+    if name == "tusimple":
+        return TusimpleDataset(root, files, images_required)
+    return CulaneDataset(root, files, images_required)
+
+
+def detect_format(folder: Path, list_name: str = "") -> str:
+    """ "tusimple" or "culane", from the list's suffix or else from what lies in the folder."""
+    by_suffix = [name for name, suffix in _LIST_SUFFIX.items() if Path(list_name).suffix == suffix]
+    if by_suffix:
+        return by_suffix[0]
+    has_tusimple = any(folder.glob("label_data_*.json")) or any(folder.glob("test_label*.json"))
+    has_culane = (folder / "list").is_dir() or any(folder.glob("driver_*"))
+    if has_tusimple == has_culane:
+        found = "both label_data_*.json and list/" if has_tusimple else "neither label_data_*.json nor list/"
+        raise UserError(f"{folder}: {found} in it; set data.format to tusimple or culane")
+    return "tusimple" if has_tusimple else "culane"
+
+
+def _list_files(folder: Path, format: str, list_name: str, split: str) -> list[Path]:
+    suffix = _LIST_SUFFIX[format]
+    if list_name and list_name not in SPLITS:
+        return _files_at(folder / list_name, suffix)
+    wanted = list_name or split
+    if wanted not in SPLITS:
+        raise UserError(f'split = "{wanted}" is unknown{nearest(wanted, SPLITS)}')
+    alternatives = _OFFICIAL_LISTS[format, wanted]
+    for alternative in alternatives:
+        present = [folder / name for name in alternative if (folder / name).exists()]
+        if present:
+            return [file for path in present for file in _files_at(path, suffix)]
+    names = " or ".join(name for alternative in alternatives for name in alternative)
+    beside = [*sorted(folder.glob(f"*{suffix}")), *sorted(folder.glob(f"list/*{suffix}"))]
+    others = [path.relative_to(folder).as_posix() for path in beside]
+    hint = f"; files there: {', '.join(others[:4])}" if others else ""
+    raise MissingListError(f"{folder}: no {names} for {wanted}; name the {format} list or label file{hint}")
+
+
+def _files_at(path: Path, suffix: str) -> list[Path]:
+    if path.is_dir():
+        files = sorted(path.glob(f"*{suffix}"))
+        if not files:
+            raise UserError(f"{path}: no *{suffix} list in this folder")
+        return files
+    if not path.is_file():
+        raise UserError(f"{path}: list file does not exist; give a path relative to the data folder")
+    return [path]
