@@ -1,0 +1,77 @@
+"""Which samples a step takes, as pure functions of (seed, position): ranks never change the order.
+
+A run sees one endless stream of samples, epoch after epoch, each epoch a permutation
+drawn from (seed, epoch). A step takes the next `count` of them; ranks take contiguous
+shares of it, micro-batches contiguous parts of a share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perception.data.lane_targets import SampleKey
+from perception.errors import UserError
+
+
+def epoch_order(seed: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
+    """(num_samples,) permutation of the data set for one epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(num_samples)
+
+
+class SampleStream:
+    """Keys of the stream from any position on; keeps the current epoch's order."""
+
+    def __init__(self, seed: int, num_samples: int) -> None:
+        if num_samples < 1:
+            raise UserError("the training set is empty: nothing to train on")
+        self._seed = seed
+        self._num_samples = num_samples
+        self._epoch = -1
+        self._order = np.empty(0, dtype=np.int64)
+
+    def keys(self, position: int, count: int) -> list[SampleKey]:
+        """Samples number position .. position + count - 1 of the run."""
+        out = []
+        for number in range(position, position + count):
+            epoch, offset = divmod(number, self._num_samples)
+            if epoch != self._epoch:
+                self._epoch, self._order = epoch, epoch_order(self._seed, epoch, self._num_samples)
+            out.append(SampleKey(epoch, int(self._order[offset])))
+        return out
+
+
+def split_evenly(count: int, parts: int) -> list[tuple[int, int]]:
+    """[start, end) of each part; sizes differ by at most 1, larger ones first."""
+    base, larger = divmod(count, parts)
+    bounds = []
+    start = 0
+    for part in range(parts):
+        end = start + base + (1 if part < larger else 0)
+        bounds.append((start, end))
+        start = end
+    return bounds
+
+
+def micro_batches(count: int, rank: int, size: int, accumulation: int) -> list[tuple[int, int]]:
+    """[start, end) within a global batch of `count` samples of each micro-batch of `rank`.
+
+    All ranks get equally many, none of them empty (synchronised batch norm needs both):
+    a short last batch is accumulated over fewer micro-batches, each of two images at most where
+    the others have one. Needs count >= size.
+    """
+    if count < size:
+        raise ValueError(f"{count} samples cannot be shared by {size} ranks")
+    num_micro = min(accumulation, count // size)
+    start, end = split_evenly(count, size)[rank]
+    return [(start + a, start + b) for a, b in split_evenly(end - start, num_micro)]
+
+
+def step_positions(num_samples: int, global_batch: int, size: int, position: int) -> Iterator[tuple[int, int]]:
+    """(position, count) of each step from `position` on. A remainder smaller than `size` is not trained on."""
+    while num_samples - position >= size:
+        count = min(global_batch, num_samples - position)
+        yield position, count
+        position += count
