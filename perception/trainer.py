@@ -1,0 +1,345 @@
+"""The training loop: one explicit loop, blind to the task and to how many ranks there are."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perception import schedule
+from perception.checkpoint import Checkpoint, latest_good, load_checkpoint, remove_old, save_checkpoint
+from perception.config import RunConfig, from_json, to_json
+from perception.data.loader import training_batches
+from perception.data.sources import Sources
+from perception.data.stream import micro_batches, step_positions
+from perception.distributed import Communicator, Reduction, distribute, synchronise_batch_norm
+from perception.distributed.state import weights_digest
+from perception.ema import MovingAverage
+from perception.errors import UserError
+from perception.evaluation import autocast, evaluate
+from perception.optimizer import build_optimizer, use_bf16
+from perception.run_folder import RunFolder
+from perception.step_clock import StepClock
+from perception.stopping import StopRequest
+from perception.tasks import Task
+from perception.telemetry import Telemetry, memory_bytes
+
+NUM_EXTRAS = 16
+"""Numbers that travel with the gradients: loss terms first, then lanes left out, seconds and stop requests."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands; all of it is in the checkpoint."""
+
+    step: int = 0
+    samples: int = 0
+    nonfinite_steps: int = 0
+    seconds: float = 0.0
+    """Training time of earlier, interrupted parts of the run."""
+
+
+@dataclass
+class Outcome:
+    status: str
+    cause: str
+    metrics: dict[str, float]
+    checkpoint: Checkpoint | None
+    weights_sha256: str
+    model: nn.Module
+    """Averaged weights, on the CPU or the rank's device: what was evaluated and is to be used."""
+    progress: Progress
+    images_per_second: float
+    seconds_by_cause: dict[str, float] = field(default_factory=dict)
+
+
+class Trainer:
+    """Holds what a run needs between steps. `run` is the loop."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        sources: Sources,
+        communicator: Communicator,
+        folder: RunFolder,
+        telemetry: Telemetry,
+    ) -> None:
+        self.config, self.task, self.sources = config, task, sources
+        self.communicator, self.folder, self.telemetry = communicator, folder, telemetry
+        self.device = communicator.device
+        self.bf16 = use_bf16(config.train.precision, self.device)
+        self.global_batch = config.train.batch_size_per_rank * communicator.size * config.train.accumulation
+        self.peak_lr = schedule.peak_learning_rate(config.optim, self.global_batch)
+        torch.manual_seed(config.train.seed)
+        model = task.build_model().to(self.device)
+        if config.train.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if config.train.sync_batch_norm:
+            synchronise_batch_norm(model, communicator)
+        self.model: nn.Module = model.train()
+        self.optimizer = build_optimizer(config, self.model, self.device)
+        # Before a checkpoint is loaded: it gives every rank rank 0's buffers, a checkpoint each rank its own.
+        self.reducer = distribute(self.model, self.optimizer, communicator, config.distributed, NUM_EXTRAS)
+        self.average = MovingAverage(self.model) if config.optim.ema_decay_samples else None
+        self.progress = Progress()
+        self.losses: list[str] = []
+
+    def resume(self) -> None:
+        """Take up the newest whole checkpoint; the same state on every rank, its own buffers on each."""
+        found: tuple[Checkpoint, dict[str, Any]] | None = None
+        if self.communicator.is_first:
+            found = latest_good(self.folder.checkpoints, self.telemetry.say)
+        path = self.communicator.broadcast_object(str(found[0].path) if found else None)
+        if path is None:
+            self.telemetry.say(f"{self.folder.checkpoints}: no whole checkpoint; starting from the beginning")
+            return
+        content = found[1] if found else load_checkpoint(self.folder.checkpoints / path.rsplit("/", 1)[-1])
+        stored = from_json(content["config"], path)
+        if (stored.task, stored.model) != (self.config.task, self.config.model):
+            raise UserError(
+                f"{path}: holds model {stored.name} of other settings; resume with the run's own config.json"
+            )
+        self.model.load_state_dict(content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        if self.average is not None:
+            self.average.load(content["average"])
+        local = content["local"]
+        if len(local["random"]) == self.communicator.size:
+            own = self.communicator.rank
+            torch.set_rng_state(local["random"][own])
+            self._set_local_buffers(local["buffers"][own], local["averages"][own])
+        else:
+            self.telemetry.say(
+                f"the checkpoint is of {len(local['random'])} ranks, this run has {self.communicator.size}: "
+                "the sample order goes on, batch sizes and so the weights will differ"
+            )
+        self.progress = Progress(content["step"], content["samples"], content["nonfinite_steps"], content["seconds"])
+        self.telemetry.say(f"resumed from {path} at step {content['step']}, {content['samples']} images seen")
+
+    def run(self, stop: StopRequest) -> Outcome:
+        """Train to the end, or to a stop that the ranks agree on at a step boundary."""
+        config, progress = self.config.train, self.progress
+        batches = training_batches(
+            self.sources.train,
+            self.task,
+            self.communicator.rank,
+            self.communicator.size,
+            progress.samples,
+            pin_memory=self.device.type == "cuda",
+        )
+        clock = StepClock()
+        started = time.monotonic() - progress.seconds
+        checkpoint: Checkpoint | None = None
+        status, cause = "finished", ""
+        for _, count in step_positions(config.num_samples, self.global_batch, self.communicator.size, progress.samples):
+            log = self.step(batches, count, clock, stop)
+            progress.seconds = time.monotonic() - started
+            if progress.step % config.log_every_steps == 0:
+                self.telemetry.log(progress.step, {**log, **clock.rates(), "memory_bytes": memory_bytes()})
+            self.telemetry.progress(progress.samples, config.num_samples, clock.images_per_second, log["loss"])
+            if progress.nonfinite_steps > config.max_nonfinite_steps:
+                status, cause = "diverged", f"{progress.nonfinite_steps} steps with inf or NaN gradients"
+                break
+            if log["stop_requests"] > 0:
+                status, cause = "preempted", stop.cause or "another rank was asked to stop"
+                break
+            if progress.samples == config.num_samples:
+                break
+            evaluating = config.evaluate_every_steps and progress.step % config.evaluate_every_steps == 0
+            figures = self._evaluate(progress.step) if evaluating else None
+            if figures or progress.step % config.checkpoint_every_steps == 0:
+                checkpoint = self._save(figures)
+        leftover = config.num_samples - progress.samples
+        if status == "finished" and leftover:
+            self.telemetry.say(f"{leftover} of {config.num_samples} samples not trained on: fewer than ranks")
+        metrics: dict[str, float] = self._evaluate(progress.step) if status == "finished" else {}
+        if status != "diverged":
+            checkpoint = self._save(metrics or None)
+        return Outcome(
+            status,
+            cause,
+            metrics,
+            checkpoint,
+            weights_digest([self.model.state_dict(), self.average.tensors if self.average else {}]),
+            self.averaged_model(),
+            progress,
+            clock.images_per_second,
+            clock.shares(),
+        )
+
+    def step(self, batches: Iterator[Any], count: int, clock: StepClock, stop: StopRequest) -> dict[str, float]:
+        """One optimizer step on the next `count` samples of all ranks; returns the values to log, equal on all."""
+        progress, num_samples = self.progress, self.config.train.num_samples
+        clock.begin()
+        rate = schedule.learning_rate(self.config.optim, self.peak_lr, progress.samples, num_samples)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        extras, names = self._gradients(batches, count, clock, stop)
+        reduction = self.reducer.finish(self.config.optim.clip_norm, extras)
+        clock.add("exposed_allreduce", reduction.wait_seconds)
+        if reduction.finite:
+            self.optimizer.step()
+            if self.average is not None:
+                decay = schedule.ema_decay(self.config.optim, progress.samples, count, num_samples)
+                self.average.update(self.model, decay)
+        else:
+            progress.nonfinite_steps += 1
+            self._report_nonfinite(extras, names)
+        progress.step += 1
+        progress.samples += count
+        clock.end(count)
+        return self._averaged(reduction, rate)
+
+    def averaged_model(self) -> nn.Module:
+        """A copy that holds the averaged weights and the mean of all ranks' buffers; what is evaluated and used."""
+        model = copy.deepcopy(self.model)
+        if self.average is not None:
+            self.average.copy_to(model)
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(self.communicator.average(buffer))
+        return model
+
+    def _gradients(
+        self, batches: Iterator[Any], count: int, clock: StepClock, stop: StopRequest
+    ) -> tuple[Tensor, list[str]]:
+        """Forward and backward of this rank's micro-batches; what to sum over ranks, and the images' names."""
+        self.reducer.zero_grad()
+        sums: dict[str, Tensor] = {}
+        names: list[str] = []
+        left_out = 0
+        parts = micro_batches(count, self.communicator.rank, self.communicator.size, self.config.train.accumulation)
+        for number in range(len(parts)):
+            with clock.measuring("data"):
+                batch = next(batches).to(self.device)
+            with clock.measuring("compute"):
+                with autocast(self.device, self.bf16):
+                    losses = self.task.loss(self.model, batch)
+                self.reducer.backward(losses.total, len(batch), last=number == len(parts) - 1)
+            for name, term in [("loss", losses.total), *losses.terms.items()]:
+                sums[name] = sums.get(name, torch.zeros((), device=self.device)) + term.detach() * len(batch)
+            names += batch.names
+            left_out += batch.num_left_out
+        self.losses = list(sums)
+        extras = torch.zeros(self.reducer.num_extras, device=self.device)
+        extras[: len(sums)] = torch.stack(list(sums.values()))
+        extras[-4:] = torch.tensor(
+            [float(left_out), clock.current("data"), clock.current("compute"), float(stop.requested)]
+        )
+        return extras, names
+
+    def _averaged(self, reduction: Reduction, rate: float) -> dict[str, float]:
+        values = reduction.extras.tolist()
+        size = self.communicator.size
+        log = {name: value / reduction.weight for name, value in zip(self.losses, values, strict=False)}
+        log.update(
+            samples=float(self.progress.samples),
+            lr=rate,
+            grad_norm=reduction.grad_norm,
+            lanes_left_out=values[-4],
+            seconds_data=values[-3] / size,
+            seconds_compute=values[-2] / size,
+            seconds_exposed_allreduce=reduction.wait_seconds,
+            nonfinite_steps=float(self.progress.nonfinite_steps),
+            stop_requests=values[-1],
+        )
+        return log
+
+    def _report_nonfinite(self, extras: Tensor, names: list[str]) -> None:
+        """Name the images: of the ranks whose own loss is not finite, or of all if none is."""
+        own_loss_is_finite = bool(torch.isfinite(extras[: len(self.losses)]).all())
+        rows = self.communicator.allgather_object([own_loss_is_finite, names])
+        guilty = [row for row in rows if not row[0]] or rows
+        images = ", ".join(name for row in guilty for name in row[1])
+        self.telemetry.say(
+            f"step {self.progress.step + 1} skipped: inf or NaN in loss or gradients "
+            f"({self.progress.nonfinite_steps} of at most {self.config.train.max_nonfinite_steps}); images: {images}"
+        )
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        figures = evaluate(
+            self.task,
+            self.averaged_model(),
+            self.sources.validation,
+            self.communicator,
+            self.config.train.batch_size_per_rank,
+            self.bf16,
+        )
+        self.telemetry.log(step, {f"validation/{name}": value for name, value in figures.items()})
+        primary = self.task.primary_metric
+        self.telemetry.say(f"step {step}: {primary} {figures[primary]:.4f} on {len(self.sources.validation)} images")
+        return figures
+
+    def _save(self, metrics: dict[str, float] | None) -> Checkpoint | None:
+        """Collect all ranks' local state; the first rank writes. All ranks learn of a failure."""
+        local = self._gather_local()
+        averaged = self.averaged_model().state_dict()
+        failure: str | None = None
+        checkpoint: Checkpoint | None = None
+        if self.communicator.is_first:
+            content = {
+                "config": to_json(self.config),
+                "step": self.progress.step,
+                "samples": self.progress.samples,
+                "nonfinite_steps": self.progress.nonfinite_steps,
+                "seconds": self.progress.seconds,
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "average": self.average.tensors if self.average else {},
+                "averaged_model": averaged,
+                "local": local,
+            }
+            metric = metrics[self.task.primary_metric] if metrics else None
+            try:
+                checkpoint = save_checkpoint(
+                    self.folder.checkpoints, self.progress.step, self.progress.samples, content, metric
+                )
+                remove_old(self.folder.checkpoints, self.config.train.keep_checkpoints)
+            except UserError as error:
+                failure = str(error)
+        failure = self.communicator.broadcast_object(failure)
+        if failure is not None:
+            raise UserError(failure)
+        return checkpoint
+
+    def _gather_local(self) -> dict[str, list[Tensor]]:
+        """What differs between ranks: batch-norm buffers, their averages, random state."""
+        names, buffers = self._local_buffers()
+        averages = [self.average.tensors[name] for name in names] if self.average else []
+        return {
+            "random": self.communicator.allgather(torch.get_rng_state()),
+            "buffers": self.communicator.allgather(_flatten(buffers)),
+            "averages": self.communicator.allgather(_flatten(averages)),
+        }
+
+    def _set_local_buffers(self, flat: Tensor, averages: Tensor) -> None:
+        names, buffers = self._local_buffers()
+        _unflatten(flat, buffers)
+        if self.average is not None:
+            _unflatten(averages, [self.average.tensors[name] for name in names])
+
+    def _local_buffers(self) -> tuple[list[str], list[Tensor]]:
+        pairs = [(name, buffer) for name, buffer in self.model.named_buffers() if buffer.is_floating_point()]
+        return [name for name, _ in pairs], [buffer for _, buffer in pairs]
+
+
+def _flatten(tensors: list[Tensor]) -> Tensor:
+    flat = [tensor.detach().float().cpu().reshape(-1) for tensor in tensors]
+    return torch.cat(flat) if flat else torch.zeros(0)
+
+
+def _unflatten(flat: Tensor, tensors: list[Tensor]) -> None:
+    start = 0
+    for tensor in tensors:
+        tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+        start += tensor.numel()
+    if start != flat.numel():
+        raise UserError(
+            "the checkpoint's batch-norm buffers do not fit this model; resume with the run's own config.json"
+        )

@@ -1,0 +1,194 @@
+"""One rank of one training run, from its configuration to `result.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import cv2
+import torch
+
+from perception import distributed
+from perception.config import RunConfig, to_json
+from perception.data.sample import LaneDataset
+from perception.data.sources import Sources, open_sources, prepare_sources
+from perception.distributed import Communicator
+from perception.distributed.failure import EXIT_CRASH, EXIT_PREEMPTED
+from perception.draw import draw_contact_sheet
+from perception.errors import UserError
+from perception.run_folder import RunFolder, describe_environment, manifest_hash, write_atomic, write_json
+from perception.stopping import StopRequest
+from perception.tasks import task_for
+from perception.telemetry import RunTelemetry, SilentTelemetry, Telemetry
+from perception.trainer import Outcome, Trainer
+
+EXIT_CODES = {"finished": 0, "preempted": EXIT_PREEMPTED, "diverged": EXIT_CRASH}
+
+
+def run_training(config: RunConfig, folder: Path, resume: bool) -> int:
+    """Train in this rank; every rank of the run calls it. Returns the exit code.
+
+    Raises UserError for what the user can mend.
+    """
+    stop = StopRequest()
+    stop.listen()
+    communicator = distributed.connect(config.distributed)
+    run_folder = RunFolder(folder)
+    set_threads(config, communicator)
+    sources = load_sources(config, communicator)
+    if len(sources.train) < communicator.size:
+        raise UserError(
+            f"{config.data.source}: {len(sources.train)} training images for {communicator.size} ranks: "
+            "start at most one rank per image"
+        )
+    # Only now: a run that is refused leaves its folder free.
+    _together(communicator, lambda: _begin(run_folder, config, resume))
+    task = task_for(config)
+    telemetry: Telemetry = RunTelemetry(run_folder) if communicator.is_first else SilentTelemetry()
+    trainer = Trainer(config, task, sources, communicator, run_folder, telemetry)
+    if communicator.is_first:
+        _announce(trainer, sources)
+    if resume:
+        trainer.resume()
+    telemetry.begin(trainer.progress.step)
+    began = time.monotonic()
+    try:
+        outcome = trainer.run(stop)
+        if communicator.is_first:
+            _conclude(trainer, outcome, run_folder, time.monotonic() - began)
+    finally:
+        telemetry.close()
+    communicator.barrier()
+    communicator.shutdown()
+    return EXIT_CODES[outcome.status]
+
+
+def load_sources(config: RunConfig, communicator: Communicator) -> Sources:
+    """Render what is missing, each rank of a host its share, and open the data on every rank."""
+    reported = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal reported
+        if communicator.is_first and (time.monotonic() - reported > 5 or done == total):
+            reported = time.monotonic()
+            print(f"rendering road scenes: {done} of {total} parts", flush=True)
+
+    share = (communicator.local_rank, communicator.local_size)
+    _together(communicator, lambda: prepare_sources(config.data, share, progress), everywhere=True)
+    communicator.barrier()
+    return open_sources(config.data)
+
+
+def set_threads(config: RunConfig, communicator: Communicator) -> None:
+    """Compute threads of this rank, and none of OpenCV's own beside them."""
+    count = config.train.num_threads_per_rank
+    if not count and communicator.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        count = max(1, len(os.sched_getaffinity(0)) // communicator.local_size)
+    if count:
+        torch.set_num_threads(count)
+    cv2.setNumThreads(1)
+    if config.train.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # Costs a memset for every new tensor, and nothing here reads uninitialised memory.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _together(communicator: Communicator, work: Any, everywhere: bool = False) -> None:
+    """Run on the first rank (or on all); if it fails on any, every rank raises the same UserError."""
+    failure: str | None = None
+    if communicator.is_first or everywhere:
+        try:
+            work()
+        except UserError as error:
+            failure = str(error)
+    failures = [text for text in communicator.allgather_object(failure) if text]
+    if failures:
+        raise UserError(failures[0])
+
+
+def _begin(folder: RunFolder, config: RunConfig, resume: bool) -> None:
+    folder.begin(resume)
+    write_atomic(folder.config, to_json(config))
+
+
+def _announce(trainer: Trainer, sources: Sources) -> None:
+    config, communicator, say = trainer.config, trainer.communicator, trainer.telemetry.say
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    write_json(
+        trainer.folder.environment,
+        describe_environment(
+            {"engine": communicator.engine, "transport": communicator.transport, "ranks": communicator.size},
+            {
+                "source": config.data.source,
+                "train": _manifest(sources.train),
+                "validation": _manifest(sources.validation),
+            },
+        ),
+    )
+    say(
+        f"{config.name}: {parameters / 1e6:.2f} M parameters, input "
+        f"{config.model.input_height}x{config.model.input_width}, {'bf16' if trainer.bf16 else 'fp32'} on "
+        f"{communicator.device}, {communicator.size} ranks ({communicator.engine}, {communicator.transport})"
+    )
+    rule = config.optim.lr_scaling
+    say(
+        f"global batch {trainer.global_batch}, learning rate {trainer.peak_lr:.3g} "
+        f"({config.optim.lr:.3g} at {config.optim.reference_batch_size}, {rule} rule)"
+    )
+    for name, samples in [("training", sources.train), ("validation", sources.validation)]:
+        say(f"{name}: {len(samples)} images, {samples.report.lanes} lanes")
+        for line in samples.report.lines():
+            say(f"  {line}")
+    for note in sources.notes:
+        say(f"note: {note}")
+
+
+def _manifest(samples: LaneDataset) -> dict[str, Any]:
+    lines = []
+    for index in range(len(samples)):
+        truth = samples.truth(index)
+        points = sum(len(lane) for lane in truth.lanes)
+        lines.append(f"{truth.name} {truth.height}x{truth.width} {len(truth.lanes)} {points}")
+    return {"images": len(samples), "manifest_sha256": manifest_hash(lines)}
+
+
+def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder, seconds: float) -> None:
+    say = trainer.telemetry.say
+    pictures = []
+    if outcome.status == "finished":
+        draw_contact_sheet(folder.contact_sheet, trainer.task, outcome.model, trainer.sources.validation)
+        pictures.append(folder.contact_sheet.name)
+    checkpoint = outcome.checkpoint
+    scaling = json.loads(folder.scaling.read_text()) if folder.scaling.exists() else {}
+    shares = outcome.seconds_by_cause
+    result = {
+        "status": outcome.status,
+        "cause": outcome.cause,
+        "metrics": outcome.metrics,
+        "throughput": {
+            "images_per_second": outcome.images_per_second,
+            "scaling_factor": scaling.get("scaling_factor"),
+            "ratio_to_limit": scaling.get("ratio_to_limit"),
+        },
+        "lost_scaling": {"data": shares.get("data"), "exposed_allreduce": shares.get("exposed_allreduce")},
+        "checkpoint": {
+            "path": str(checkpoint.path.relative_to(folder.path)) if checkpoint else None,
+            "sha256": checkpoint.sha256 if checkpoint else None,
+            "weights_sha256": outcome.weights_sha256,
+        },
+        "seconds": outcome.progress.seconds,
+        "samples": outcome.progress.samples,
+        "steps": outcome.progress.step,
+        "nonfinite_steps": outcome.progress.nonfinite_steps,
+        "pictures": pictures,
+    }
+    write_json(folder.result, result)
+    say(f"{outcome.status} after {outcome.progress.samples} images in {outcome.progress.seconds:.0f} s {outcome.cause}")
+    for name, value in outcome.metrics.items():
+        if "/" not in name:
+            say(f"  {name:24} {value:.4f}")
+    for line in [folder.result, *(folder.path / picture for picture in pictures)]:
+        say(f"wrote {line}")

@@ -1,0 +1,180 @@
+"""`bench scaling MODEL`: throughput on one rank, on all, and on as many independent processes.
+
+Independent processes share the machine but say nothing to each other: they are the limit
+that a perfect all-reduce layer would reach here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from perception.config import RunConfig, from_json, to_json
+from perception.distributed.environment import rank_environment
+from perception.errors import UserError
+from perception.run_folder import write_json
+from pipelines.configs import CONFIGS, named_config, with_options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    scaling = kinds.add_parser("scaling", help="one rank, all ranks, independent processes; interleaved rounds")
+    scaling.add_argument("model", help=f"one of {', '.join(CONFIGS)}, or a config.json")
+    scaling.add_argument("--data", help="generated (the default), or the folder of a data set")
+    scaling.add_argument("--ranks", type=int, default=2)
+    scaling.add_argument("--engine", help="horovod, torch or auto")
+    scaling.add_argument("--rounds", type=int, default=3)
+    scaling.add_argument("--seconds", type=float, default=6.0, help="measured time of each variant in each round")
+    scaling.add_argument("--json", type=Path, help="write the figures there too")
+    scaling.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    # One process of one variant; started by the above.
+    process = kinds.add_parser("process")
+    process.add_argument("config", type=Path)
+    process.add_argument("seconds", type=float)
+    process.add_argument("output", type=Path)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.kind == "process":
+        return _run_process(options.config, options.seconds, options.output)
+    if options.ranks < 2 or options.rounds < 1 or options.seconds <= 0:
+        raise UserError("bench scaling needs --ranks of at least 2, --rounds of at least 1 and --seconds above 0")
+    if options.json is not None and not options.json.parent.is_dir():
+        raise UserError(f"--json {options.json}: folder {options.json.parent} does not exist; make it first")
+    config = with_options(named_config(options.model), options.data, options.engine, options.set)
+    with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
+        figures = measure_scaling(config, options.ranks, Path(folder), options.rounds, options.seconds)
+    if options.json is not None:
+        write_json(options.json, figures)
+    return 0
+
+
+def measure_scaling(
+    config: RunConfig, ranks: int, folder: Path, rounds: int = 2, seconds: float = 6.0
+) -> dict[str, Any]:
+    """Run the variants in turn, `rounds` times, and print and return medians of images/s and their ratios.
+
+    Every process has the compute threads that a rank has. Files go to `folder`/scaling.
+    """
+    from perception.distributed.choice import choose_launch
+
+    # Asked first: a wrong choice ends the command now and not after the first variant.
+    choose_launch(config.distributed, ranks)
+    folder = folder / "scaling"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be made ({error.strerror}); give another by --out") from None
+    solo = dataclasses.replace(config, distributed=dataclasses.replace(config.distributed, engine="solo"))
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    paths = {}
+    for name, variant in {"solo": solo, "ranks": config}.items():
+        train = dataclasses.replace(variant.train, num_threads_per_rank=variant.train.num_threads_per_rank or threads)
+        paths[name] = folder / f"{name}.json"
+        paths[name].write_text(to_json(dataclasses.replace(variant, train=train)))
+    rows: dict[str, list[float]] = {"one rank": [], f"{ranks} ranks": [], f"{ranks} independent processes": []}
+    one, together, independent = rows
+    print(f"measuring throughput: {rounds} rounds of {', '.join(rows)}, {seconds:.0f} s each", flush=True)
+    for number in range(rounds):
+        # All ranks first: what is missing of the generated scenes is then rendered by all of them.
+        rows[together].append(_ranks(paths["ranks"], config, ranks, seconds, folder))
+        rows[one].append(_independent(paths["solo"], 1, seconds, folder))
+        rows[independent].append(_independent(paths["solo"], ranks, seconds, folder))
+        print(f"  round {number + 1}: " + ", ".join(f"{name} {rows[name][-1]:.1f}" for name in rows), flush=True)
+    medians = {name: statistics.median(values) for name, values in rows.items()}
+    scaling_factor, ratio = medians[together] / medians[one], medians[together] / medians[independent]
+    for name, value in medians.items():
+        print(f"  {name:26} {value:8.1f} images/s", flush=True)
+    print(f"  scaling factor {scaling_factor:.2f} of {ranks}; {ratio:.0%} of the machine's limit", flush=True)
+    return {
+        "ranks": ranks,
+        "rounds": rounds,
+        "seconds": seconds,
+        "images_per_second": medians,
+        "images_per_second_by_round": rows,
+        "scaling_factor": scaling_factor,
+        "ratio_to_limit": ratio,
+    }
+
+
+def _independent(config: Path, count: int, seconds: float, folder: Path) -> float:
+    """Sum of images/s of `count` processes that run at the same time; they wait for each other to start."""
+    outputs = [folder / f"process{number}.json" for number in range(count)]
+    start = folder / "start"
+    start.unlink(missing_ok=True)
+    for output in outputs:
+        output.unlink(missing_ok=True)
+        output.with_suffix(".ready").unlink(missing_ok=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PERCEPTION_FAILURE_FOLDER"}
+    environment["ROADFUSE_BENCH_START"] = str(start)
+    environment.setdefault("OMP_NUM_THREADS", str(json.loads(config.read_text())["train"]["num_threads_per_rank"]))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "pipelines", "bench", "process", str(config), str(seconds), str(output)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
+        for output in outputs
+    ]
+    try:
+        while not all(output.with_suffix(".ready").exists() for output in outputs):
+            if any(process.poll() not in (None, 0) for process in processes):
+                raise UserError("a measuring process failed; its message is above")
+            time.sleep(0.05)
+        start.touch()
+        for process in processes:
+            if process.wait() != 0:
+                raise UserError("a measuring process failed; its message is above")
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return sum(float(json.loads(output.read_text())["images_per_second"]) for output in outputs)
+
+
+def _ranks(config_path: Path, config: RunConfig, ranks: int, seconds: float, folder: Path) -> float:
+    from perception.distributed.choice import choose_launch
+    from pipelines.launch import launch_ranks
+
+    engine, transport = choose_launch(config.distributed, ranks)
+    resolved = dataclasses.replace(
+        from_json(config_path.read_text(), str(config_path)),
+        distributed=dataclasses.replace(config.distributed, engine=engine, transport=transport),
+    )
+    path, output = folder / "launched.json", folder / "throughput.json"
+    path.write_text(to_json(resolved))
+    argv = [sys.executable, "-m", "pipelines", "bench", "process", str(path), str(seconds), str(output)]
+    code = launch_ranks(argv, ranks, engine, transport, os.environ, folder / "failures")
+    if code != 0:
+        raise UserError(f"measuring {ranks} ranks failed with exit code {code}; its message is above")
+    return float(json.loads(output.read_text())["images_per_second"])
+
+
+def _run_process(config_path: Path, seconds: float, output: Path) -> int:
+    from perception.distributed import failure
+
+    folder = os.environ.get(failure.FAILURE_FOLDER_VARIABLE)
+    failure.install(Path(folder) if folder else None, rank_environment(os.environ).rank)
+    from perception.throughput import measure_throughput
+
+    def wait_for_start() -> None:
+        signal_file = os.environ.get("ROADFUSE_BENCH_START")
+        output.with_suffix(".ready").touch()
+        while signal_file and not Path(signal_file).exists():
+            time.sleep(0.01)
+
+    config = from_json(config_path.read_text(), str(config_path))
+    rate, is_first = measure_throughput(config, seconds, wait_for_start)
+    if is_first:
+        write_json(output, {"images_per_second": rate})
+    return 0

@@ -1,0 +1,112 @@
+"""`train MODEL`: one command a model; starts the ranks on this host, or joins those a launcher started."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from perception.config import RunConfig
+from perception.distributed.environment import RankEnvironment, rank_environment
+from perception.errors import UserError
+from perception.run_folder import RunFolder, write_json
+from pipelines.configs import CONFIGS, named_config, with_options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help=f"one of {', '.join(CONFIGS)}, or a config.json; not with --resume")
+    parser.add_argument("--data", help="generated (the default), or the folder of a data set in its official layout")
+    parser.add_argument("--ranks", type=int, default=1, help="processes on this host; one per GPU where there are GPUs")
+    parser.add_argument("--engine", help="horovod, torch, solo or auto (the default)")
+    parser.add_argument("--out", type=Path, help="run folder; by default runs/MODEL-TIME")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint in --out")
+    parser.add_argument(
+        "--measure-scaling", action="store_true", help="first compare one rank, all, and independent ones"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="e.g. --set optim.lr=3e-4")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit code 0 finished, 75 preempted with a checkpoint, 2 a user's mistake, 1 a crash."""
+    place = rank_environment(os.environ)
+    _check_ranks(options, place)
+    config = _configure(options)
+    folder = options.out or Path("runs") / f"{config.name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
+    if place.size > 1:
+        return _train_as_rank(config, folder, options.resume, place.rank)
+    _check_folder(folder, options.resume)
+    if options.measure_scaling:
+        from pipelines.bench import measure_scaling
+
+        write_json(RunFolder(folder).scaling, measure_scaling(config, options.ranks, folder))
+    if options.ranks == 1:
+        return _train_as_rank(config, folder, options.resume, 0)
+    return _launch(options, config, folder)
+
+
+def _check_ranks(options: argparse.Namespace, place: RankEnvironment) -> None:
+    if options.ranks < 1:
+        raise UserError(f"--ranks {options.ranks}: must be 1 or more")
+    if place.size > 1 and options.ranks not in (1, place.size):
+        raise UserError(f"--ranks {options.ranks}, but {place.launcher} started {place.size} ranks: leave --ranks out")
+    if options.measure_scaling and (place.size > 1 or options.ranks == 1 or options.resume):
+        raise UserError("--measure-scaling goes with --ranks of at least 2 on a new run that this command starts")
+
+
+def _configure(options: argparse.Namespace) -> RunConfig:
+    if options.resume:
+        if options.out is None:
+            raise UserError("--resume needs --out: the run folder to go on with")
+        stored = RunFolder(options.out).config
+        if not stored.is_file():
+            raise UserError(f"{stored}: not found; --resume goes on with a run folder made by train")
+        config = named_config(str(stored))
+        if options.model not in (None, config.name):
+            raise UserError(f'model "{options.model}": leave it out with --resume, {stored} is of {config.name}')
+    elif options.model is None:
+        raise UserError(f"give a model: {', '.join(CONFIGS)}")
+    else:
+        config = named_config(options.model)
+    return with_options(config, options.data, options.engine, options.set)
+
+
+def _check_folder(folder: Path, resume: bool) -> None:
+    """Before ranks are started: the same check that rank 0 makes."""
+    if not resume and RunFolder(folder).config.exists():
+        raise UserError(f"{folder}: holds a run already; add --resume to go on with it, or give another --out")
+
+
+def _train_as_rank(config: RunConfig, folder: Path, resume: bool, rank: int) -> int:
+    from perception.distributed import failure
+
+    variable = os.environ.get(failure.FAILURE_FOLDER_VARIABLE)
+    failure.install(Path(variable) if variable else None, rank)
+    from perception.training_run import run_training
+
+    return run_training(config, folder, resume)
+
+
+def _launch(options: argparse.Namespace, config: RunConfig, folder: Path) -> int:
+    from perception.distributed.choice import choose_launch
+    from pipelines.launch import launch_ranks
+
+    engine, transport = choose_launch(config.distributed, options.ranks)
+    run_folder = RunFolder(folder)
+    argv = [sys.executable, "-m", "pipelines", "train"]
+    argv += [options.model] if options.model else []
+    argv += ["--out", str(folder), "--engine", engine]
+    argv += ["--data", options.data] if options.data is not None else []
+    argv += ["--resume"] if options.resume else []
+    for assignment in [*options.set, f"distributed.transport={transport}"]:
+        argv += ["--set", assignment]
+    code = launch_ranks(argv, options.ranks, engine, transport, os.environ, run_folder.failures)
+    if code not in (0, 2, 75) and not run_folder.result.exists() and run_folder.config.exists():
+        write_json(run_folder.result, _failed_result(code))
+    return code
+
+
+def _failed_result(code: int) -> dict[str, Any]:
+    return {"status": "failed", "cause": f"exit code {code}; see ranks/ in the run folder", "metrics": {}}

@@ -1,0 +1,232 @@
+"""Training from the command line: it learns, resumes to the bit, stops well, and does not depend on ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import pytest
+import torch
+
+from tests.pipelines import training_runs as runs
+
+ENGINES = [
+    pytest.param(
+        "horovod",
+        marks=pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed"),
+    ),
+    "torch",
+]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_a_run_leaves_what_the_design_names(tmp_path: Path, cache: Path) -> None:
+    out = tmp_path / "run"
+    done = runs.train(out, cache, train__num_samples=13, train__checkpoint_every_steps=2)
+    assert done.returncode == 0, done.stderr
+    result = runs.result(out)
+    assert result["status"] == "finished" and result["samples"] == 13 and result["steps"] == 7
+    assert {"culane_f1_50", "culane_f1_75", "culane_mf1", "tusimple_accuracy", "tusimple_fp", "tusimple_fn"} <= set(
+        result["metrics"]
+    )
+    checkpoint = out / result["checkpoint"]["path"]
+    assert checkpoint.exists() and len(result["checkpoint"]["weights_sha256"]) == 64
+    # The newest two; here the best is the last.
+    assert len(list((out / "checkpoints").glob("*.pt"))) == 2
+    records = runs.metrics(out)
+    assert [record["step"] for record in records] == list(range(1, 8))
+    assert {"loss", "lr", "grad_norm", "images_per_second", "seconds_data", "seconds_compute"} <= set(records[0])
+    picture = cv2.imread(str(out / "validation.png"))
+    assert picture is not None and picture.shape[1] > 600
+    assert any((out / "events").iterdir())
+    environment = json.loads((out / "environment.json").read_text())
+    assert environment["data"]["train"]["images"] == 100 and environment["communicator"]["ranks"] == 1
+    again = runs.train(out, cache)
+    assert again.returncode == 2 and "--resume" in again.stderr and "Traceback" not in again.stderr
+    complete = runs.run(runs.command("train", str(out / "config.json"), "--out", str(tmp_path / "again")), cache)
+    assert complete.returncode == 0
+    assert runs.result(tmp_path / "again")["checkpoint"]["weights_sha256"] == result["checkpoint"]["weights_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_ranks_equal_one(tmp_path: Path, cache: Path, engine: str) -> None:
+    """fp32, batch norm synchronised, the same global batch: first gradient to 1e-5, losses to 1e-4 over 20 steps.
+
+    The learning rate is small: assignment of proposals to lanes is discrete, and a flipped decision
+    would amplify differences in the last bit.
+    """
+    same = {
+        "train__num_samples": 158,
+        "train__precision": "fp32",
+        "train__sync_batch_norm": True,
+        "optim__lr": 1e-4,
+        "optim__lr_scaling": "none",
+    }
+    assert runs.train(tmp_path / "one", cache, train__batch_size_per_rank=8, **same).returncode == 0
+    for number in (1, 2):
+        done = runs.train(tmp_path / f"two{number}", cache, 2, engine, train__batch_size_per_rank=4, **same)
+        assert done.returncode == 0, done.stderr
+    one, two, again = (runs.metrics(tmp_path / name) for name in ("one", "two1", "two2"))
+    assert len(one) == len(two) == 20 and one[-1]["samples"] == two[-1]["samples"] == 158
+    assert two[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-5)
+    for a, b in zip(one, two, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
+        assert b["lr"] == a["lr"]
+    assert [record["loss"] for record in two] == [record["loss"] for record in again], "two runs must be bit-equal"
+    digests = [runs.result(tmp_path / name)["checkpoint"]["weights_sha256"] for name in ("two1", "two2")]
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "engine"), [(1, "solo"), (2, "torch"), pytest.param(2, *ENGINES[0].values, marks=ENGINES[0].marks)]
+)  # type: ignore[attr-defined]
+def test_killed_at_ten_random_steps_and_resumed_to_the_bit(
+    tmp_path: Path, cache: Path, ranks: int, engine: str
+) -> None:
+    settings = {**runs.TINY, "train.num_samples": 96 * ranks, "train.checkpoint_every_steps": 3}
+    undisturbed = tmp_path / "undisturbed"
+    words = ["--ranks", str(ranks), "--engine", engine]
+    done = runs.run(runs.command("train", "lane-small", "--out", str(undisturbed), *words, settings=settings), cache)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "killed"
+    argv = runs.command("train", "lane-small", "--out", str(out), *words, settings=settings)
+    for step in sorted(random.Random(ranks).sample(range(1, 46), 10)):
+        code, output = runs.start_and_signal(argv, cache, out, step, signal.SIGKILL, whole_session=False)
+        assert code == -signal.SIGKILL, output
+        argv = runs.command("train", "--resume", "--out", str(out), *words)
+    done = runs.run(argv, cache)
+    assert done.returncode == 0, done.stderr
+    assert "resumed from" in done.stdout
+    expected, actual = runs.result(undisturbed), runs.result(out)
+    assert actual["checkpoint"]["weights_sha256"] == expected["checkpoint"]["weights_sha256"]
+    assert actual["metrics"] == expected["metrics"]
+    assert [r["step"] for r in runs.metrics(out)] == [r["step"] for r in runs.metrics(undisturbed)]
+    assert [r["loss"] for r in runs.metrics(out)] == [r["loss"] for r in runs.metrics(undisturbed)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize(("ranks", "engine"), [(1, "solo"), (2, "auto")])
+def test_a_stop_signal_saves_and_ends_with_75(
+    tmp_path: Path, cache: Path, ranks: int, engine: str, number: signal.Signals
+) -> None:
+    settings = {**runs.TINY, "train.num_samples": 40 * ranks}
+    words = ["--ranks", str(ranks), "--engine", engine]
+    undisturbed = tmp_path / "undisturbed"
+    runs.run(runs.command("train", "lane-small", "--out", str(undisturbed), *words, settings=settings), cache)
+    out = tmp_path / "stopped"
+    argv = runs.command("train", "lane-small", "--out", str(out), *words, settings=settings)
+    code, output = runs.start_and_signal(argv, cache, out, 4, number, whole_session=False)
+    assert code == 75, output
+    stopped = runs.result(out)
+    assert stopped["status"] == "preempted" and number.name in stopped["cause"]
+    assert stopped["samples"] == stopped["steps"] * 2 * ranks < 40 * ranks
+    done = runs.run(runs.command("train", "--resume", "--out", str(out), *words), cache)
+    assert done.returncode == 0, done.stderr
+    assert runs.result(out)["checkpoint"]["weights_sha256"] == runs.result(undisturbed)["checkpoint"]["weights_sha256"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of a few megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small tmpfs needs root: " + mounted.stderr.decode().strip())
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, cache: Path, small_disk: Path) -> None:
+    reference = tmp_path / "reference"
+    settings = {"train__num_samples": 40, "train__checkpoint_every_steps": 5}
+    runs.train(reference, cache, **settings)
+    out = small_disk / "run"
+    first = runs.train(out, cache, train__checkpoint_every_steps=5, train__num_samples=40)
+    if first.returncode == 0:
+        pytest.fail("the disk was meant to be too small for this run")
+    assert first.returncode == 2, first.stderr
+    last = first.stderr.strip().splitlines()[-1]
+    assert "no space left" in last and "--resume" in last and "last good checkpoint is" in last
+    assert "Traceback" not in first.stderr
+    kept = sorted((out / "checkpoints").glob("*"))
+    assert [path.suffix for path in kept] == [".json", ".pt"]
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    resumed = runs.train(out, cache, resume=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert runs.result(out)["checkpoint"]["weights_sha256"] == runs.result(reference)["checkpoint"]["weights_sha256"]
+
+
+@pytest.mark.slow
+def test_a_truncated_checkpoint_is_passed_over(tmp_path: Path, cache: Path) -> None:
+    out = tmp_path / "run"
+    done = runs.train(out, cache, train__num_samples=40, train__checkpoint_every_steps=6)
+    digest = runs.result(out)["checkpoint"]["weights_sha256"]
+    assert done.returncode == 0
+    newest = max((out / "checkpoints").glob("*.pt"))
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    resumed = runs.train(out, cache, resume=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"{newest}" in resumed.stdout and "taking the checkpoint before it" in resumed.stdout
+    assert "resumed from" in resumed.stdout
+    assert runs.result(out)["checkpoint"]["weights_sha256"] == digest
+
+
+@pytest.mark.slow
+def test_more_ranks_than_images_and_other_mistakes_are_one_line(tmp_path: Path, cache: Path) -> None:
+    for words, expected in [
+        (["train", "lane-smal"], 'did you mean "lane-small"'),
+        (["train", "lane-small", "--set", "optim.lrr=1"], 'did you mean "optim.lr"'),
+        (["train", "lane-small", "--set", "model.input_height=100"], "multiples of 32"),
+        (["train", "lane-small", "--data", str(tmp_path / "nowhere")], "nowhere"),
+        (["train", "lane-small", "--ranks", "2", "--engine", "solo"], "solo"),
+        (["train", "--resume", "--out", str(tmp_path / "nothing")], "config.json"),
+    ]:
+        out = [] if "--out" in words else ["--out", str(tmp_path / "out")]
+        done = runs.run(runs.command(*words, *out), cache)
+        assert done.returncode == 2, (words, done.stderr)
+        assert expected in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert not (tmp_path / "out" / "config.json").exists(), "a refused run must not claim its folder"
+
+
+@pytest.mark.slow
+def test_nonfinite_steps_are_skipped_named_and_end_the_run(tmp_path: Path, cache: Path) -> None:
+    out = tmp_path / "run"
+    done = runs.train(
+        out,
+        cache,
+        2,
+        "torch",
+        train__num_samples=80,
+        optim__lr=1e20,
+        train__max_nonfinite_steps=3,
+        optim__clip_norm=0.0,
+    )
+    assert done.returncode == 1
+    assert "skipped: inf or NaN" in done.stdout and "generated-" in done.stdout
+    assert runs.result(out)["status"] == "diverged"
+
+
+@pytest.mark.slow
+def test_a_checkpoint_holds_no_code_and_averages_buffers(tmp_path: Path, cache: Path) -> None:
+    out = tmp_path / "run"
+    assert runs.train(out, cache, 2, "torch", train__num_samples=40).returncode == 0
+    content = torch.load(out / runs.result(out)["checkpoint"]["path"], weights_only=True)
+    assert len(content["local"]["buffers"]) == 2
+    assert not torch.equal(*content["local"]["buffers"]), "each rank has batch statistics of its own"
