@@ -135,7 +135,9 @@ def test_train_passes_what_was_asked_for(clone: Path) -> None:
     assert command() == ".venv/bin/python -m pipelines train lane-small --ranks 2 --measure-scaling"
     assert command("ENGINE=solo") == ".venv/bin/python -m pipelines train lane-small --ranks 1 --engine solo"
     full = command("MODEL=lane-tiny", "RANKS=3", "ENGINE=torch", "DATA=/d", "OUT=/o", "ARGS=--set a.b=1")
-    assert full.endswith('train lane-tiny --ranks 3 --measure-scaling --data "/d" --engine torch --out "/o" --set a.b=1')
+    assert full.endswith(
+        'train lane-tiny --ranks 3 --measure-scaling --data "/d" --engine torch --out "/o" --set a.b=1'
+    )
 
 
 @needs_make
