@@ -106,6 +106,6 @@ def test_a_failed_process_is_told_and_none_is_left(tmp_path: Path, capfd: pytest
     """The configuration names data that are not there."""
     config = named_config("lane-small")
     config = replace(config, data=replace(config.data, source=str(tmp_path / "none")))
-    with pytest.raises(UserError, match="a measuring process failed; its message is above"):
+    with pytest.raises(UserError, match="failed with exit code 2; its message is above"):
         bench.measure_scaling(config, 2, tmp_path, rounds=1, seconds=0.1)
     assert "data folder does not exist" in capfd.readouterr().err
