@@ -39,7 +39,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from perception.data.images import find_image, image_size, read_image, require_images
+from perception.data.images import image_size, locate_images, read_image
 from perception.data.lane_store import pack_lanes, pack_names, unpack_name
 from perception.data.sample import LaneSample, LaneTruth, ReadReport
 from perception.errors import UserError
@@ -184,7 +184,8 @@ class CulaneDataset:
         numbers = {name: number for number, name in enumerate(self._category_names)}
         self._category_of_image = np.array([numbers[name] for name in names_of_categories], dtype=np.int16)
         self._names = pack_names([entry.name for entry in entries])
-        self._image_names = pack_names(self._find_images(entries, images_required))
+        listed = [(entry.name, entry.where) for entry in entries]
+        self._image_names = pack_names(locate_images(folder, listed, images_required, self.report))
         images = self._read_labels(entries)
         self._lanes = pack_lanes(images)
         self.report.images = len(entries)
@@ -224,24 +225,6 @@ class CulaneDataset:
     def _image_path(self, index: int) -> Path | None:
         name = unpack_name(self._image_names, index)
         return self._folder / name if name else None
-
-    def _find_images(self, entries: list[ListEntry], required: bool) -> list[str]:
-        """Name of each image on disk relative to the folder, "" where there is none."""
-        found, missing, seen = [], [], set()
-        for entry in entries:
-            if entry.name in seen:
-                self.report.note("list: image listed twice: kept twice", entry.where)
-            seen.add(entry.name)
-            listed = self._folder / entry.name
-            path = find_image(listed)
-            if path is None:
-                missing.append(entry.name)
-            elif path != listed:
-                self.report.note(f"list: image {listed.suffix} found as {path.suffix}: used", entry.where)
-            found.append("" if path is None else path.relative_to(self._folder).as_posix())
-        if required:
-            require_images(missing, len(entries), self._folder)
-        return found
 
     def _read_labels(self, entries: list[ListEntry]) -> list[list[NDArray[np.float32]]]:
         paths = [self._folder / label_name(entry.name) for entry in entries]

@@ -14,12 +14,14 @@ Rules, the same whatever the file holds:
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from perception.data.sample import ReadReport
 from perception.errors import UserError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
@@ -114,10 +116,29 @@ def find_image(path: Path) -> Path | None:
     return next((twin for twin in twins if twin.is_file()), None)
 
 
-def require_images(missing: list[str], total: int, folder: Path) -> None:
-    """Raise UserError with the count and first names if any of `total` listed images is missing."""
-    if missing:
+def locate_images(
+    folder: Path, listed: Sequence[tuple[str, str]], required: bool, report: ReadReport
+) -> list[str]:
+    """Name relative to `folder` of each listed image on disk, "" where there is none.
+
+    `listed` holds (name, "file:line" that lists it). An image listed twice is kept twice, one found
+    under another suffix is used; both are noted in `report`. Raises UserError with the count and first
+    names where images are `required` and missing.
+    """
+    found, missing, seen = [], [], set()
+    for name, where in listed:
+        if name in seen:
+            report.note("image listed twice: kept twice", where)
+        seen.add(name)
+        path = find_image(folder / name)
+        if path is None:
+            missing.append(name)
+        elif path != folder / name:
+            report.note(f"image {Path(name).suffix} found as {path.suffix}: used", where)
+        found.append("" if path is None else path.relative_to(folder).as_posix())
+    if required and missing:
         raise UserError(
-            f"{folder}: {len(missing)} of {total} listed images are missing, first: {', '.join(missing[:3])}; "
+            f"{folder}: {len(missing)} of {len(listed)} listed images are missing, first: {', '.join(missing[:3])}; "
             "give the folder that holds the images at these names"
         )
+    return found

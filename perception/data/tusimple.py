@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perception.data.images import find_image, image_size, read_image, require_images
+from perception.data.images import image_size, locate_images, read_image
 from perception.data.lane_store import pack_lanes, pack_names, unpack_name
 from perception.data.sample import LaneSample, LaneTruth, ReadReport
 from perception.errors import UserError
@@ -99,7 +99,8 @@ class TusimpleDataset:
         self._grids = tuple(grids)
         grid_number = {grid: number for number, grid in enumerate(grids)}
         self._grid_of_image = np.array([grid_number[_sorted_rows(record)] for record in records], dtype=np.int32)
-        self._image_names = pack_names(self._find_images(records, images_required))
+        listed = [(record.raw_file, record.where) for record in records]
+        self._image_names = pack_names(locate_images(folder, listed, images_required, self.report))
         self.report.images = len(records)
         self.report.lanes = sum(len(lanes) for lanes in images)
 
@@ -131,24 +132,6 @@ class TusimpleDataset:
     def _image_path(self, index: int) -> Path | None:
         name = unpack_name(self._image_names, index)
         return self._folder / name if name else None
-
-    def _find_images(self, records: list[TusimpleRecord], required: bool) -> list[str]:
-        """Name of each image on disk relative to the folder, "" where there is none."""
-        found, missing, seen = [], [], set()
-        for record in records:
-            if record.raw_file in seen:
-                self.report.note("image listed twice: kept twice", record.where)
-            seen.add(record.raw_file)
-            labelled = self._folder / record.raw_file
-            path = find_image(labelled)
-            if path is None:
-                missing.append(record.raw_file)
-            elif path != labelled:
-                self.report.note(f"image {labelled.suffix} found as {path.suffix}: used", record.where)
-            found.append("" if path is None else path.relative_to(self._folder).as_posix())
-        if required:
-            require_images(missing, len(records), self._folder)
-        return found
 
 
 def _parse_line(line: bytes, where: str, report: ReadReport, needs_rows: bool) -> TusimpleRecord:

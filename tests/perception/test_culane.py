@@ -126,7 +126,7 @@ def test_parsing_keeps_blank_lines_as_lanes() -> None:
         (f"\ufeff{IMAGE}", {"list: byte order mark: skipped"}),
         (f"/{IMAGE} /laneseg_label_w16/a/00000.png 0 1 0 0\n", set()),
         (f"/{IMAGE} /laneseg_label_w16/a/00000.png 1 1 0 0\n", {"list: lane flags differ from the label file"}),
-        (f"{IMAGE}\n{IMAGE}\n", {"list: image listed twice: kept twice"}),
+        (f"{IMAGE}\n{IMAGE}\n", {"image listed twice: kept twice"}),
     ],
 )
 def test_corner_cases_of_a_list(tmp_path: Path, list_text: str, anomalies: set[str]) -> None:
@@ -168,7 +168,7 @@ def test_images_size_and_twins(tmp_path: Path) -> None:
     make(tmp_path, f"{IMAGE}\n", {IMAGE: LANE})
     write_image((tmp_path / IMAGE).with_suffix(".png"), height=600, width=800)
     dataset = open_lane_dataset(tmp_path)
-    assert dict(dataset.report.anomalies) == {"list: image .jpg found as .png: used": 1}
+    assert dict(dataset.report.anomalies) == {"image .jpg found as .png: used": 1}
     sample = dataset.sample(0)
     assert sample.image.shape == (600, 800, 3)
     assert (sample.truth.height, sample.truth.width) == (dataset.truth(0).height, dataset.truth(0).width) == (600, 800)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from perception.data.images import find_image, image_size, read_image, require_images
+from perception.data.images import image_size, locate_images, read_image
+from perception.data.sample import ReadReport
 from perception.errors import UserError
 
 HEIGHT, WIDTH = 24, 40
@@ -113,13 +114,18 @@ def test_size_behind_a_large_comment(tmp_path: Path) -> None:
 
 
 def test_a_twin_of_another_suffix_is_found(tmp_path: Path) -> None:
-    twin = write(tmp_path / "20.png", colours())
-    assert find_image(tmp_path / "20.png") == twin
-    assert find_image(tmp_path / "20.jpg") == twin
-    assert find_image(tmp_path / "21.jpg") is None
+    write(tmp_path / "20.png", colours())
+    report = ReadReport()
+    listed = [("20.png", "list:1"), ("20.jpg", "list:2"), ("21.jpg", "list:3"), ("20.png", "list:4")]
+    assert locate_images(tmp_path, listed, False, report) == ["20.png", "20.png", "", "20.png"]
+    assert report.examples == {
+        "image .jpg found as .png: used": "list:2",
+        "image listed twice: kept twice": "list:4",
+    }
 
 
 def test_missing_images_are_counted_and_named(tmp_path: Path) -> None:
-    require_images([], 5, tmp_path)
-    with pytest.raises(UserError, match=r"4 of 5 listed images are missing, first: a\.jpg, b\.jpg, c\.jpg;"):
-        require_images(["a.jpg", "b.jpg", "c.jpg", "d.jpg"], 5, tmp_path)
+    listed = [(f"{letter}.jpg", "list") for letter in "abcd"]
+    assert locate_images(tmp_path, [], True, ReadReport()) == []
+    with pytest.raises(UserError, match=r"4 of 4 listed images are missing, first: a\.jpg, b\.jpg, c\.jpg;"):
+        locate_images(tmp_path, listed, True, ReadReport())
