@@ -76,6 +76,8 @@ def likely_cause(lines: Sequence[str]) -> str:
     network = ("Failed to establish a new connection", "name resolution", "Max retries exceeded", "ProxyError")
     if any(sign in text for sign in (*network, "Read timed out", "Network is unreachable", "ConnectionResetError")):
         return "the package index cannot be reached (network, proxy or PIP_INDEX_URL)"
+    if "(from versions: none)" in text:
+        return "the package index has no such package for this Python, or cannot be reached (PIP_INDEX_URL)"
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return "the package index has a certificate that is not trusted (PIP_CERT names yours)"
     if "Killed" in text and "cc1plus" in text:

@@ -83,13 +83,17 @@ def lane_vertices(points: NDArray[np.floating]) -> NDArray[np.int32]:
     """(K, 2) points, K >= 2 → (M, 2) whole pixels that the drawn line joins; neighbours differ."""
     rounded = points.astype(np.float32)
     curve = rounded if len(points) == 2 else _spline(rounded)
-    with np.errstate(invalid="ignore"):
-        whole = np.rint(curve)
-        fits = np.abs(whole) < 2**31  # false for NaN
-    vertices = np.where(fits, whole, _OVERFLOWED).astype(np.int32)
-    keep = np.ones(len(vertices), dtype=bool)
-    keep[1:] = (vertices[1:] != vertices[:-1]).any(axis=1)
-    return np.ascontiguousarray(vertices[keep])
+    whole = np.rint(curve)
+    if not (whole.max() < 2**31 and whole.min() >= -(2**31)):  # NaN is neither
+        with np.errstate(invalid="ignore"):
+            whole = np.where(np.abs(whole) < 2**31, whole, _OVERFLOWED)
+    vertices = whole.astype(np.int32)
+    # A vertex as one number of 64 bits: equal neighbours are found in a single comparison.
+    packed = vertices.view(np.int64).reshape(-1)
+    keep = np.empty(len(packed), dtype=bool)
+    keep[0] = True
+    np.not_equal(packed[1:], packed[:-1], out=keep[1:])
+    return packed[keep].view(np.int32).reshape(-1, 2)
 
 
 def _spline(points: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -119,8 +123,16 @@ def _spline(points: NDArray[np.float32]) -> NDArray[np.float32]:
     linear = slopes - length * (2 * curvature[:-1] + curvature[1:]) / 6
     quadratic, cubic = curvature[:-1] / 2, np.diff(curvature, axis=0) / (6 * length)
     at = (length * (np.arange(_STEPS_PER_SEGMENT) / _STEPS_PER_SEGMENT))[:, :, None]
-    inner = knots[:-1, None] + at * (linear[:, None] + at * (quadratic[:, None] + at * cubic[:, None]))
-    return np.concatenate([inner.reshape(-1, 2), knots[-1:]]).astype(np.float32)
+    inner = at * cubic[:, None]
+    inner += quadratic[:, None]
+    inner *= at
+    inner += linear[:, None]
+    inner *= at
+    inner += knots[:-1, None]
+    curve = np.empty((inner.shape[0] * _STEPS_PER_SEGMENT + 1, 2), dtype=np.float32)
+    curve[:-1] = inner.reshape(-1, 2)
+    curve[-1] = points[-1]
+    return curve
 
 
 def _intersection(a: LaneMask, b: LaneMask) -> int:
