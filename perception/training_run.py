@@ -173,7 +173,12 @@ def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder, seconds: fl
             "scaling_factor": scaling.get("scaling_factor"),
             "ratio_to_limit": scaling.get("ratio_to_limit"),
         },
-        "lost_scaling": {"data": shares.get("data"), "exposed_allreduce": shares.get("exposed_allreduce")},
+        "lost_scaling": {
+            "data": shares.get("data"),
+            "exposed_allreduce": shares.get("exposed_allreduce"),
+            # Not told apart from the exposed all-reduce yet: a slower rank shows up there on the others.
+            "straggler": None,
+        },
         "checkpoint": {
             "path": str(checkpoint.path.relative_to(folder.path)) if checkpoint else None,
             "sha256": checkpoint.sha256 if checkpoint else None,

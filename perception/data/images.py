@@ -116,9 +116,7 @@ def find_image(path: Path) -> Path | None:
     return next((twin for twin in twins if twin.is_file()), None)
 
 
-def locate_images(
-    folder: Path, listed: Sequence[tuple[str, str]], required: bool, report: ReadReport
-) -> list[str]:
+def locate_images(folder: Path, listed: Sequence[tuple[str, str]], required: bool, report: ReadReport) -> list[str]:
     """Name relative to `folder` of each listed image on disk, "" where there is none.
 
     `listed` holds (name, "file:line" that lists it). An image listed twice is kept twice, one found

@@ -14,6 +14,7 @@ import cv2
 import pytest
 import torch
 
+from pipelines.configs import CONFIGS
 from tests.pipelines import training_runs as runs
 
 ENGINES = [
@@ -221,6 +222,17 @@ def test_nonfinite_steps_are_skipped_named_and_end_the_run(tmp_path: Path, cache
     assert done.returncode == 1
     assert "skipped: inf or NaN" in done.stdout and "generated-" in done.stdout
     assert runs.result(out)["status"] == "diverged"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", list(CONFIGS))
+def test_every_configuration_trains_as_it_is(tmp_path: Path, cache: Path, model: str) -> None:
+    """Two steps at its own size, on images of which a part is left out by the crop."""
+    few = {"train.num_samples": 4, "train.batch_size_per_rank": 2, "train.log_every_steps": 1}
+    data = {"data.num_train_scenes": 100, "data.num_validation_scenes": 4}
+    done = runs.run(runs.command("train", model, "--out", str(tmp_path), settings={**few, **data}), cache)
+    assert done.returncode == 0, done.stderr
+    assert [record["samples"] for record in runs.metrics(tmp_path)] == [2, 4]
 
 
 @pytest.mark.slow
