@@ -191,7 +191,10 @@ def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder, seconds: fl
         "pictures": pictures,
     }
     write_json(folder.result, result)
-    say(f"{outcome.status} after {outcome.progress.samples} images in {outcome.progress.seconds:.0f} s {outcome.cause}")
+    reason = f": {outcome.cause}" if outcome.cause else ""
+    say(f"{outcome.status} after {outcome.progress.samples} images in {outcome.progress.seconds:.0f} s{reason}")
+    if outcome.status == "preempted":
+        say(f"go on with: python -m pipelines train --resume --out {folder.path} --ranks {trainer.communicator.size}")
     for name, value in outcome.metrics.items():
         if "/" not in name:
             say(f"  {name:24} {value:.4f}")
