@@ -190,6 +190,8 @@ class Trainer:
                 self.average.update(self.model, decay)
         else:
             progress.nonfinite_steps += 1
+            if self.average is not None:
+                self.average.mend_buffers(self.model)
             self._report_nonfinite(extras, names)
         progress.step += 1
         progress.samples += count
