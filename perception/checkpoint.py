@@ -119,6 +119,22 @@ def latest_good(folder: Path, warn: Callable[[str], None]) -> tuple[Checkpoint, 
     return None
 
 
+def set_aside_damaged(folder: Path, taken: Checkpoint) -> list[Path]:
+    """Rename checkpoints newer than the one a run resumes from: passed over, they must not count as newest or best.
+
+    Returns their new paths; whoever wants to can look at them.
+    """
+    moved = []
+    for checkpoint in list_checkpoints(folder):
+        if checkpoint.step > taken.step:
+            aside = checkpoint.path.with_suffix(".damaged")
+            if checkpoint.path.exists():
+                checkpoint.path.replace(aside)
+            checkpoint.record.unlink(missing_ok=True)
+            moved.append(aside)
+    return moved
+
+
 def best_checkpoint(folder: Path) -> Checkpoint | None:
     """The one with the highest metric; the newest where none was evaluated; None in an empty folder."""
     every = list_checkpoints(folder)

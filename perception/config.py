@@ -144,6 +144,8 @@ class DistributedConfig:
     """mpi, gloo or nccl; auto: nccl on GPUs, mpi for horovod on CPUs if built in, else gloo."""
     first_bucket_mib: float = 1.0
     bucket_mib: float = 25.0
+    num_ranks: int = 0
+    """Processes of the run; the global batch follows from them. Recorded by each run; 0 where none was made yet."""
     timeout_seconds: float = 300.0
     """Longest wait for other ranks in one reduction."""
     horovod_cycle_time_milliseconds: float = 1.0
@@ -202,6 +204,7 @@ _POSITIVE = (
 )
 
 _NOT_NEGATIVE = (
+    "distributed.num_ranks",
     "data.workers_per_rank",
     "optim.weight_decay",
     "optim.warmup_samples",

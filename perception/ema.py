@@ -42,18 +42,6 @@ class MovingAverage:
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
 
-    def mend_buffers(self, model: nn.Module) -> list[str]:
-        """Replace buffers that hold inf or NaN by their averages; returns their names.
-
-        The forward pass of a step that is then skipped has moved batch-norm statistics already.
-        """
-        mended = []
-        for name, buffer in model.named_buffers():
-            if buffer.is_floating_point() and not bool(torch.isfinite(buffer).all()):
-                buffer.copy_(self.tensors[name])
-                mended.append(name)
-        return mended
-
     def copy_to(self, model: nn.Module) -> None:
         """Overwrite the model's weights and floating-point buffers with the averages."""
         state = model.state_dict()

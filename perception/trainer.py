@@ -89,6 +89,8 @@ class Trainer:
         self.average = MovingAverage(self.model) if config.optim.ema_decay_samples else None
         self.progress = Progress()
         self.losses: list[str] = []
+        self.resumed_from: Checkpoint | None = None
+        """Known to the first rank only, which alone writes."""
 
     def resume(self) -> None:
         """Take up the newest whole checkpoint; the same state on every rank, its own buffers on each."""
@@ -109,6 +111,9 @@ class Trainer:
         self.optimizer.load_state_dict(content["optimizer"])
         if self.average is not None:
             self.average.load(content["average"])
+        elif content["average"]:
+            raise UserError(f"{path}: holds a moving average; resume with the run's own optim.ema_decay_samples")
+        self.resumed_from = found[0] if found else None
         local = content["local"]
         if len(local["random"]) == self.communicator.size:
             own = self.communicator.rank
@@ -155,7 +160,7 @@ class Trainer:
             figures = self._evaluate(progress.step) if evaluating else None
             if figures or progress.step % config.checkpoint_every_steps == 0:
                 checkpoint = self._save(figures)
-        leftover = config.num_samples - progress.samples
+        leftover = max(0, config.num_samples - progress.samples)
         if status == "finished" and leftover:
             self.telemetry.say(f"{leftover} of {config.num_samples} samples not trained on: fewer than ranks")
         metrics: dict[str, float] = self._evaluate(progress.step) if status == "finished" else {}
@@ -174,12 +179,17 @@ class Trainer:
         )
 
     def step(self, batches: Iterator[Any], count: int, clock: StepClock, stop: StopRequest) -> dict[str, float]:
-        """One optimizer step on the next `count` samples of all ranks; returns the values to log, equal on all."""
+        """One optimizer step on the next `count` samples of all ranks; returns the values to log.
+
+        All are equal on all ranks but `seconds_exposed_allreduce`, which is this rank's own wait.
+        """
         progress, num_samples = self.progress, self.config.train.num_samples
         clock.begin()
         rate = schedule.learning_rate(self.config.optim, self.peak_lr, progress.samples, num_samples)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        _, buffers = self._local_buffers()
+        before = [buffer.clone() for buffer in buffers]
         extras, names = self._gradients(batches, count, clock, stop)
         reduction = self.reducer.finish(self.config.optim.clip_norm, extras)
         clock.add("exposed_allreduce", reduction.wait_seconds)
@@ -190,8 +200,9 @@ class Trainer:
                 self.average.update(self.model, decay)
         else:
             progress.nonfinite_steps += 1
-            if self.average is not None:
-                self.average.mend_buffers(self.model)
+            # The forward pass has moved batch-norm statistics already, and may have spoilt them for good.
+            for buffer, earlier in zip(buffers, before, strict=True):
+                buffer.copy_(earlier)
             self._report_nonfinite(extras, names)
         progress.step += 1
         progress.samples += count

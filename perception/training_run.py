@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import cv2
 import torch
 
 from perception import distributed
+from perception.checkpoint import set_aside_damaged
 from perception.config import RunConfig, to_json
 from perception.data.sample import LaneDataset
 from perception.data.sources import Sources, open_sources, prepare_sources
@@ -19,7 +22,14 @@ from perception.distributed import Communicator
 from perception.distributed.failure import EXIT_CRASH, EXIT_PREEMPTED
 from perception.draw import draw_contact_sheet
 from perception.errors import UserError
-from perception.run_folder import RunFolder, describe_environment, manifest_hash, write_atomic, write_json
+from perception.run_folder import (
+    RunFolder,
+    combined_manifest,
+    describe_environment,
+    manifest_digest,
+    write_atomic,
+    write_json,
+)
 from perception.stopping import StopRequest
 from perception.tasks import task_for
 from perception.telemetry import RunTelemetry, SilentTelemetry, Telemetry
@@ -36,6 +46,8 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> int:
     stop = StopRequest()
     stop.listen()
     communicator = distributed.connect(config.distributed)
+    # A run is of so many ranks, whoever started them: config.json alone must reproduce it.
+    config = replace(config, distributed=replace(config.distributed, num_ranks=communicator.size))
     run_folder = RunFolder(folder)
     set_threads(config, communicator)
     sources = load_sources(config, communicator)
@@ -44,26 +56,39 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> int:
             f"{config.data.source}: {len(sources.train)} training images for {communicator.size} ranks: "
             "start at most one rank per image"
         )
-    # Only now: a run that is refused leaves its folder free.
-    _together(communicator, lambda: _begin(run_folder, config, resume))
-    task = task_for(config)
+    _together(communicator, lambda: run_folder.begin(resume))
     telemetry: Telemetry = RunTelemetry(run_folder) if communicator.is_first else SilentTelemetry()
-    trainer = Trainer(config, task, sources, communicator, run_folder, telemetry)
-    if communicator.is_first:
-        _announce(trainer, sources)
+    trainer = Trainer(config, task_for(config), sources, communicator, run_folder, telemetry)
     if resume:
         trainer.resume()
-    telemetry.begin(trainer.progress.step)
-    began = time.monotonic()
+        if communicator.broadcast_object(_is_complete(trainer) if communicator.is_first else None):
+            telemetry.say(f"{run_folder.result}: the run has finished already; nothing was changed")
+            communicator.shutdown()
+            return 0
+    # Only now is the folder this run's: one that was refused has changed nothing in it.
+    _together(communicator, lambda: _claim(trainer))
     try:
+        _announce(trainer, sources)
+        telemetry.begin(trainer.progress.step)
         outcome = trainer.run(stop)
         if communicator.is_first:
-            _conclude(trainer, outcome, run_folder, time.monotonic() - began)
+            _conclude(trainer, outcome, run_folder)
+    except Exception as error:
+        if communicator.is_first and not run_folder.result.exists():
+            # A full disk may be what failed: the cause that matters is the one already being raised.
+            with contextlib.suppress(UserError):
+                write_json(run_folder.result, failed_result(f"{type(error).__name__}: {error}"))
+        raise
     finally:
         telemetry.close()
     communicator.barrier()
     communicator.shutdown()
     return EXIT_CODES[outcome.status]
+
+
+def failed_result(cause: str) -> dict[str, Any]:
+    """Content of `result.json` for a run that ended by an error."""
+    return {"status": "failed", "cause": cause, "metrics": {}}
 
 
 def load_sources(config: RunConfig, communicator: Communicator) -> Sources:
@@ -109,25 +134,36 @@ def _together(communicator: Communicator, work: Any, everywhere: bool = False) -
         raise UserError(failures[0])
 
 
-def _begin(folder: RunFolder, config: RunConfig, resume: bool) -> None:
-    folder.begin(resume)
-    write_atomic(folder.config, to_json(config))
+def _is_complete(trainer: Trainer) -> bool:
+    """Nothing is left to train, and the result says so."""
+    if trainer.config.train.num_samples - trainer.progress.samples >= trainer.communicator.size:
+        return False
+    try:
+        return bool(json.loads(trainer.folder.result.read_text())["status"] == "finished")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _claim(trainer: Trainer) -> None:
+    """Record the configuration; an interrupted part's result goes, and checkpoints that were passed over."""
+    write_atomic(trainer.folder.config, to_json(trainer.config))
+    trainer.folder.remove_result()
+    if trainer.resumed_from is not None:
+        for path in set_aside_damaged(trainer.folder.checkpoints, trainer.resumed_from):
+            trainer.telemetry.say(f"{path}: set aside")
 
 
 def _announce(trainer: Trainer, sources: Sources) -> None:
     config, communicator, say = trainer.config, trainer.communicator, trainer.telemetry.say
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    write_json(
-        trainer.folder.environment,
-        describe_environment(
-            {"engine": communicator.engine, "transport": communicator.transport, "ranks": communicator.size},
-            {
-                "source": config.data.source,
-                "train": _manifest(sources.train),
-                "validation": _manifest(sources.validation),
-            },
-        ),
-    )
+    manifests = {
+        "train": _manifest(sources.train, communicator),
+        "validation": _manifest(sources.validation, communicator),
+    }
+    if communicator.is_first:
+        ranks = {"engine": communicator.engine, "transport": communicator.transport, "ranks": communicator.size}
+        described = describe_environment(ranks, {"source": config.data.source, **manifests})
+        write_json(trainer.folder.environment, described)
     say(
         f"{config.name}: {parameters / 1e6:.2f} M parameters, input "
         f"{config.model.input_height}x{config.model.input_width}, {'bf16' if trainer.bf16 else 'fp32'} on "
@@ -146,16 +182,18 @@ def _announce(trainer: Trainer, sources: Sources) -> None:
         say(f"note: {note}")
 
 
-def _manifest(samples: LaneDataset) -> dict[str, Any]:
+def _manifest(samples: LaneDataset, communicator: Communicator) -> dict[str, Any]:
+    """Digest of names, sizes and labels; each rank reads its share, since sizes are in the images' headers."""
     lines = []
-    for index in range(len(samples)):
+    for index in range(communicator.rank, len(samples), communicator.size):
         truth = samples.truth(index)
         points = sum(len(lane) for lane in truth.lanes)
         lines.append(f"{truth.name} {truth.height}x{truth.width} {len(truth.lanes)} {points}")
-    return {"images": len(samples), "manifest_sha256": manifest_hash(lines)}
+    shares = communicator.allgather_object(manifest_digest(lines))
+    return {"images": len(samples), "manifest_sha256_sum": combined_manifest(shares)}
 
 
-def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder, seconds: float) -> None:
+def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder) -> None:
     say = trainer.telemetry.say
     pictures = []
     if outcome.status == "finished":
@@ -194,7 +232,7 @@ def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder, seconds: fl
     reason = f": {outcome.cause}" if outcome.cause else ""
     say(f"{outcome.status} after {outcome.progress.samples} images in {outcome.progress.seconds:.0f} s{reason}")
     if outcome.status == "preempted":
-        say(f"go on with: python -m pipelines train --resume --out {folder.path} --ranks {trainer.communicator.size}")
+        say(f"go on with --resume --out {folder.path}")
     for name, value in outcome.metrics.items():
         if "/" not in name:
             say(f"  {name:24} {value:.4f}")

@@ -7,7 +7,6 @@ import datetime
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from perception.config import RunConfig
 from perception.distributed.environment import RankEnvironment, rank_environment
@@ -19,7 +18,7 @@ from pipelines.configs import CONFIGS, named_config, with_options
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help=f"one of {', '.join(CONFIGS)}, or a config.json; not with --resume")
     parser.add_argument("--data", help="generated (the default), or the folder of a data set in its official layout")
-    parser.add_argument("--ranks", type=int, default=1, help="processes on this host; one per GPU where there are GPUs")
+    parser.add_argument("--ranks", type=int, help="processes on this host, by default as many as the run had, else 1")
     parser.add_argument("--engine", help="horovod, torch, solo or auto (the default)")
     parser.add_argument("--out", type=Path, help="run folder; by default runs/MODEL-TIME")
     parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint in --out")
@@ -32,28 +31,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0 finished, 75 preempted with a checkpoint, 2 a user's mistake, 1 a crash."""
     place = rank_environment(os.environ)
-    _check_ranks(options, place)
     config = _configure(options)
+    ranks = options.ranks if options.ranks is not None else max(1, config.distributed.num_ranks)
+    _check_ranks(options, place, ranks)
     folder = options.out or Path("runs") / f"{config.name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
     if place.size > 1:
         return _train_as_rank(config, folder, options.resume, place.rank)
     _check_folder(folder, options.resume)
-    if options.measure_scaling:
+    if options.measure_scaling and options.resume:
+        print("--measure-scaling is for new runs: the figures of this one's start are kept", flush=True)
+    elif options.measure_scaling:
         from pipelines.bench import measure_scaling
 
-        write_json(RunFolder(folder).scaling, measure_scaling(config, options.ranks, folder))
-    if options.ranks == 1:
+        write_json(RunFolder(folder).scaling, measure_scaling(config, ranks, folder))
+    if ranks == 1:
         return _train_as_rank(config, folder, options.resume, 0)
-    return _launch(options, config, folder)
+    return _launch(options, config, folder, ranks)
 
 
-def _check_ranks(options: argparse.Namespace, place: RankEnvironment) -> None:
-    if options.ranks < 1:
-        raise UserError(f"--ranks {options.ranks}: must be 1 or more")
-    if place.size > 1 and options.ranks not in (1, place.size):
-        raise UserError(f"--ranks {options.ranks}, but {place.launcher} started {place.size} ranks: leave --ranks out")
-    if options.measure_scaling and (place.size > 1 or options.ranks == 1 or options.resume):
-        raise UserError("--measure-scaling goes with --ranks of at least 2 on a new run that this command starts")
+def _check_ranks(options: argparse.Namespace, place: RankEnvironment, ranks: int) -> None:
+    if ranks < 1:
+        raise UserError(f"--ranks {ranks}: must be 1 or more")
+    if place.size > 1 and options.ranks not in (None, 1, place.size):
+        raise UserError(f"--ranks {ranks}, but {place.launcher} started {place.size} ranks: leave --ranks out")
+    if options.measure_scaling and (place.size > 1 or ranks == 1):
+        raise UserError("--measure-scaling goes with --ranks of at least 2 that this command starts")
 
 
 def _configure(options: argparse.Namespace) -> RunConfig:
@@ -89,24 +91,24 @@ def _train_as_rank(config: RunConfig, folder: Path, resume: bool, rank: int) -> 
     return run_training(config, folder, resume)
 
 
-def _launch(options: argparse.Namespace, config: RunConfig, folder: Path) -> int:
+def _launch(options: argparse.Namespace, config: RunConfig, folder: Path, ranks: int) -> int:
     from perception.distributed.choice import choose_launch
     from pipelines.launch import launch_ranks
 
-    engine, transport = choose_launch(config.distributed, options.ranks)
+    engine, transport = choose_launch(config.distributed, ranks)
     run_folder = RunFolder(folder)
     argv = [sys.executable, "-m", "pipelines", "train"]
     argv += [options.model] if options.model else []
-    argv += ["--out", str(folder), "--engine", engine]
+    argv += ["--out", str(folder)]
+    # What was chosen is not passed on: ranks choose alike, and config.json keeps what the user asked for.
+    argv += ["--engine", options.engine] if options.engine is not None else []
     argv += ["--data", options.data] if options.data is not None else []
     argv += ["--resume"] if options.resume else []
-    for assignment in [*options.set, f"distributed.transport={transport}"]:
+    for assignment in options.set:
         argv += ["--set", assignment]
-    code = launch_ranks(argv, options.ranks, engine, transport, os.environ, run_folder.failures)
-    if code not in (0, 2, 75) and not run_folder.result.exists() and run_folder.config.exists():
-        write_json(run_folder.result, _failed_result(code))
+    code = launch_ranks(argv, ranks, engine, transport, os.environ, run_folder.failures)
+    if code not in (0, 75) and not run_folder.result.exists() and run_folder.config.exists():
+        # Of a rank that vanished; one that raised wrote its own.
+        cause = f"exit code {code}; see ranks/ in the run folder"
+        write_json(run_folder.result, {"status": "failed", "cause": cause, "metrics": {}})
     return code
-
-
-def _failed_result(code: int) -> dict[str, Any]:
-    return {"status": "failed", "cause": f"exit code {code}; see ranks/ in the run folder", "metrics": {}}

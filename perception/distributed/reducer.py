@@ -29,7 +29,7 @@ from perception.distributed.communicator import Communicator, Pending
 
 @dataclass(frozen=True)
 class Reduction:
-    """What one step's reduction found; equal on all ranks."""
+    """What one step's reduction found; equal on all ranks but for the wait."""
 
     grad_norm: float
     """Global L2 norm of the mean gradient, before clipping."""

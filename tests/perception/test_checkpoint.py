@@ -25,6 +25,7 @@ from perception.checkpoint import (
     load_checkpoint,
     remove_old,
     save_checkpoint,
+    set_aside_damaged,
 )
 from perception.distributed.state import weights_digest
 from perception.errors import UserError
@@ -328,3 +329,18 @@ def test_weights_digest_depends_on_names_order_and_bytes_alone() -> None:
         {**state, "e": torch.zeros(0)},
     ]
     assert len({weights_digest([other]) for other in [state, *others]}) == 6
+
+
+def test_passed_over_checkpoints_no_longer_count(tmp_path: Path) -> None:
+    """With one kept, a damaged newer file must not push out the good ones that a resumed run writes."""
+    for step in (400, 500):
+        save_checkpoint(tmp_path, step, step, {"step": step}, None)
+    damaged = tmp_path / "step-00000500.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    found = latest_good(tmp_path, lambda _: None)
+    assert found is not None and found[0].step == 400
+    assert set_aside_damaged(tmp_path, found[0]) == [tmp_path / "step-00000500.damaged"]
+    save_checkpoint(tmp_path, 450, 450, {"step": 450}, None)
+    remove_old(tmp_path, keep=1)
+    again = latest_good(tmp_path, lambda line: pytest.fail(line))
+    assert again is not None and again[0].step == 450

@@ -12,7 +12,14 @@ import pytest
 
 from perception import run_folder as module
 from perception.errors import UserError
-from perception.run_folder import RunFolder, describe_environment, manifest_hash, write_atomic, write_json
+from perception.run_folder import (
+    RunFolder,
+    combined_manifest,
+    describe_environment,
+    manifest_digest,
+    write_atomic,
+    write_json,
+)
 
 
 def test_a_new_folder_is_made_with_its_parents(tmp_path: Path) -> None:
@@ -32,6 +39,9 @@ def test_another_run_is_refused_and_resumed_only_when_asked(holds: str, tmp_path
         folder.begin(resume=False)
     assert folder.result.exists(), "a refused run leaves the other's result"
     folder.begin(resume=True)
+    assert folder.result.exists() and (tmp_path / holds).exists(), "a resumption may still be refused"
+    folder.remove_result()
+    folder.remove_result()
     assert not folder.result.exists() and (tmp_path / holds).exists()
 
 
@@ -51,8 +61,8 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
 
 def test_a_result_that_cannot_be_removed(tmp_path: Path) -> None:
     (tmp_path / "result.json").mkdir(parents=True)
-    with pytest.raises(UserError, match="cannot make the run folder"):
-        RunFolder(tmp_path).begin(resume=True)
+    with pytest.raises(UserError, match=r"result\.json: cannot be removed"):
+        RunFolder(tmp_path).remove_result()
 
 
 def test_write_atomic_replaces_the_whole(tmp_path: Path) -> None:
@@ -139,5 +149,7 @@ def test_git_state_is_of_the_code_with_its_uncommitted_changes(tmp_path: Path, m
     assert "+a = 2" in describe_environment({}, {})["git"]["diff"]
 
 
-def test_manifest_hash_depends_on_the_lines_not_their_order() -> None:
-    assert manifest_hash(["a", "b"]) == manifest_hash(["b", "a"]) != manifest_hash(["a", "c"])
+def test_manifest_depends_on_the_samples_not_on_order_or_shares() -> None:
+    assert manifest_digest(["a", "b"]) == manifest_digest(["b", "a"]) != manifest_digest(["a", "c"])
+    shares = [manifest_digest(["a", "d"]), manifest_digest([]), manifest_digest(["b"])]
+    assert combined_manifest(shares) == manifest_digest(["a", "b", "d"])

@@ -85,7 +85,7 @@ def test_several_ranks_are_launched_with_what_was_asked(started: Started) -> Non
     ((argv, ranks, engine, transport, failures),) = started.launched
     assert (ranks, engine, transport, failures) == (3, "torch", "gloo", Path("a/ranks"))
     expected = ["-m", "pipelines", "train", "lane", "--out", "a", "--engine", "torch", "--data", "/d"]
-    sets = ["distributed.transport=gloo", "optim.lr=1", "distributed.transport=gloo"]
+    sets = ["distributed.transport=gloo", "optim.lr=1"]
     assert argv == [sys.executable, *expected, *(word for value in sets for word in ("--set", value))]
     assert started.trained == []
 
@@ -174,17 +174,46 @@ def test_scaling_is_measured_first_and_kept(started: Started, monkeypatch: pytes
     assert "--measure-scaling" not in started.launched[0][0]
 
 
-@pytest.mark.parametrize("more", [[], ["--ranks", "2", "--resume"]])
-def test_scaling_that_cannot_be_measured(more: list[str], started: Started) -> None:
+def test_what_was_chosen_for_the_user_is_not_recorded_as_asked_for(started: Started) -> None:
+    main(["train", "lane", "--out", "a", "--ranks", "2"])
+    assert not {"--engine", "--set"} & set(started.launched[0][0])
+
+
+def test_ranks_default_to_those_of_the_run(started: Started) -> None:
+    started.begins = False  # the stand-in for ranks would write a configuration of its own
+    config = named_config("lane")
+    run_of(Path("a"), replace(config, distributed=replace(config.distributed, engine="torch", num_ranks=2)))
+    main(["train", "--resume", "--out", "a"])
+    main(["train", "a/config.json", "--out", "b"])
+    main(["train", "a/config.json", "--out", "c", "--ranks", "3"])
+    assert [ranks for _, ranks, *_ in started.launched] == [2, 2, 3]
+
+
+def test_scaling_of_one_rank_cannot_be_measured(started: Started) -> None:
+    with pytest.raises(UserError, match="--measure-scaling goes with --ranks of at least 2"):
+        main(["train", "lane", "--out", "a", "--measure-scaling"])
+
+
+def test_scaling_is_not_measured_again_on_resumption(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
+    """`make train ARGS=--resume` passes both."""
     run_of(Path("a"), named_config("lane"))
-    with pytest.raises(UserError, match="--measure-scaling goes with --ranks of at least 2 on a new run"):
-        main(["train", "lane", "--out", "a", "--measure-scaling", *more])
+    main(["train", "--out", "a", "--measure-scaling", "--ranks", "2", "--resume", "--engine", "torch"])
+    assert "for new runs" in capsys.readouterr().out and len(started.launched) == 1
+    assert not Path("a/scaling.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("code", "begins", "recorded"), [(0, True, False), (2, True, False), (75, True, False), (1, True, True),
-                                     (137, True, True), (1, False, False)]
-)  # fmt: skip
+    ("code", "begins", "recorded"),
+    [
+        (0, True, False),
+        (75, True, False),
+        (2, True, True),
+        (2, False, False),
+        (1, True, True),
+        (1, False, False),
+        (137, True, True),
+    ],
+)
 def test_a_crash_of_the_ranks_is_recorded_as_the_result(
     code: int, begins: bool, recorded: bool, started: Started
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
+import numpy as np
 import pytest
 import torch
 
@@ -242,3 +243,55 @@ def test_a_checkpoint_holds_no_code_and_averages_buffers(tmp_path: Path, cache: 
     content = torch.load(out / runs.result(out)["checkpoint"]["path"], weights_only=True)
     assert len(content["local"]["buffers"]) == 2
     assert not torch.equal(*content["local"]["buffers"]), "each rank has batch statistics of its own"
+
+
+@pytest.mark.slow
+def test_config_json_alone_reproduces_and_resumes_a_run_of_two_ranks(tmp_path: Path, cache: Path) -> None:
+    """As the README says: no --ranks, no --engine, from any part of it."""
+    out = tmp_path / "run"
+    assert runs.train(out, cache, 2, train__num_samples=40).returncode == 0
+    recorded = json.loads((out / "config.json").read_text())["distributed"]
+    assert (recorded["engine"], recorded["transport"], recorded["num_ranks"]) == ("auto", "auto", 2)
+    again = runs.run(runs.command("train", str(out / "config.json"), "--out", str(tmp_path / "again")), cache)
+    assert again.returncode == 0, again.stderr
+    digest = runs.result(out)["checkpoint"]["weights_sha256"]
+    assert runs.result(tmp_path / "again")["checkpoint"]["weights_sha256"] == digest
+    settings = {**runs.TINY, "train.num_samples": 40}
+    argv = runs.command("train", "lane-small", "--ranks", "2", "--out", str(tmp_path / "cut"), settings=settings)
+    runs.start_and_signal(argv, cache, tmp_path / "cut", 3, signal.SIGTERM, whole_session=False)
+    resumed = runs.run(runs.command("train", "--resume", "--out", str(tmp_path / "cut")), cache)
+    assert resumed.returncode == 0, resumed.stderr
+    assert runs.result(tmp_path / "cut")["checkpoint"]["weights_sha256"] == digest
+
+
+@pytest.mark.slow
+def test_a_refused_resumption_changes_nothing(tmp_path: Path, cache: Path) -> None:
+    out = tmp_path / "run"
+    assert runs.train(out, cache, train__num_samples=20).returncode == 0
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.parent.name != "ranks"}
+    for setting in ("model.neck_channels=32", "optim.ema_decay_samples=0"):
+        refused = runs.run(runs.command("train", "--resume", "--out", str(out), "--set", setting), cache)
+        assert refused.returncode == 2 and len(refused.stderr.strip().splitlines()) == 1, refused.stderr
+        assert {path: path.read_bytes() for path in before} == before
+    finished = runs.run(runs.command("train", "--resume", "--out", str(out)), cache)
+    assert finished.returncode == 0 and "finished already" in finished.stdout
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_fails_says_so_in_its_result(tmp_path: Path, cache: Path, ranks: int) -> None:
+    data, out = tmp_path / "data", tmp_path / "run"
+    (data / "list").mkdir(parents=True)
+    for name in "abcd":
+        cv2.imwrite(str(data / f"{name}.jpg"), np.full((590, 1640, 3), 90, np.uint8))
+        (data / f"{name}.lines.txt").write_text("600 580 620 500 640 420\n")
+    # Its header is whole, so that it is found broken only when training comes to it.
+    broken = data / "c.jpg"
+    broken.write_bytes(broken.read_bytes()[:1500])
+    (data / "list" / "train.txt").write_text("".join(f"{name}.jpg\n" for name in "abcd"))
+    settings = {**runs.TINY, "train.num_samples": 40}
+    words = ["--data", str(data), "--out", str(out), "--ranks", str(ranks)]
+    done = runs.run(runs.command("train", "lane-small", *words, settings=settings), cache)
+    assert done.returncode == 2 and "c.jpg" in done.stderr, done.stderr
+    assert runs.result(out)["status"] == "failed"
