@@ -316,6 +316,8 @@ class Trainer:
                 remove_old(self.folder.checkpoints, self.config.train.keep_checkpoints)
             except UserError as error:
                 failure = str(error)
+            except OSError as error:
+                self.telemetry.say(f"{self.folder.checkpoints}: old checkpoints stay ({error})")
         failure = self.communicator.broadcast_object(failure)
         if failure is not None:
             raise UserError(failure)

@@ -16,6 +16,7 @@ import torch
 from perception import distributed
 from perception.checkpoint import set_aside_damaged
 from perception.config import RunConfig, to_json
+from perception.cores import available_cores
 from perception.data.sample import LaneDataset
 from perception.data.sources import Sources, open_sources, prepare_sources
 from perception.distributed import Communicator
@@ -103,7 +104,6 @@ def load_sources(config: RunConfig, communicator: Communicator) -> Sources:
 
     share = (communicator.local_rank, communicator.local_size)
     _together(communicator, lambda: prepare_sources(config.data, share, progress), everywhere=True)
-    communicator.barrier()
     return open_sources(config.data)
 
 
@@ -111,7 +111,7 @@ def set_threads(config: RunConfig, communicator: Communicator) -> None:
     """Compute threads of this rank, and none of OpenCV's own beside them."""
     count = config.train.num_threads_per_rank
     if not count and communicator.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        count = max(1, len(os.sched_getaffinity(0)) // communicator.local_size)
+        count = max(1, available_cores() // communicator.local_size)
     if count:
         torch.set_num_threads(count)
     cv2.setNumThreads(1)

@@ -10,16 +10,22 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from perception.config import RunConfig, from_json, to_json
+from perception.cores import available_cores
 from perception.distributed.environment import rank_environment
+from perception.distributed.failure import EXIT_PREEMPTED
 from perception.errors import UserError
 from perception.run_folder import write_json
 from pipelines.configs import CONFIGS, named_config, with_options
@@ -75,7 +81,7 @@ def measure_scaling(
     except OSError as error:
         raise UserError(f"{folder}: cannot be made ({error.strerror}); give another by --out") from None
     solo = dataclasses.replace(config, distributed=dataclasses.replace(config.distributed, engine="solo"))
-    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    threads = max(1, available_cores() // ranks)
     paths = {}
     for name, variant in {"solo": solo, "ranks": config}.items():
         train = dataclasses.replace(variant.train, num_threads_per_rank=variant.train.num_threads_per_rank or threads)
@@ -84,12 +90,8 @@ def measure_scaling(
     rows: dict[str, list[float]] = {"one rank": [], f"{ranks} ranks": [], f"{ranks} independent processes": []}
     one, together, independent = rows
     print(f"measuring throughput: {rounds} rounds of {', '.join(rows)}, {seconds:.0f} s each", flush=True)
-    for number in range(rounds):
-        # All ranks first: what is missing of the generated scenes is then rendered by all of them.
-        rows[together].append(_ranks(paths["ranks"], config, ranks, seconds, folder))
-        rows[one].append(_independent(paths["solo"], 1, seconds, folder))
-        rows[independent].append(_independent(paths["solo"], ranks, seconds, folder))
-        print(f"  round {number + 1}: " + ", ".join(f"{name} {rows[name][-1]:.1f}" for name in rows), flush=True)
+    with _stopped_well():
+        _measure_rounds(rows, paths, config, ranks, rounds, seconds, folder)
     medians = {name: statistics.median(values) for name, values in rows.items()}
     scaling_factor, ratio = medians[together] / medians[one], medians[together] / medians[independent]
     for name, value in medians.items():
@@ -104,6 +106,40 @@ def measure_scaling(
         "scaling_factor": scaling_factor,
         "ratio_to_limit": ratio,
     }
+
+
+def _measure_rounds(
+    rows: dict[str, list[float]],
+    paths: dict[str, Path],
+    config: RunConfig,
+    ranks: int,
+    rounds: int,
+    seconds: float,
+    folder: Path,
+) -> None:
+    one, together, independent = rows
+    for number in range(rounds):
+        # All ranks first: what is missing of the generated scenes is then rendered by all of them.
+        rows[together].append(_ranks(paths["ranks"], config, ranks, seconds, folder))
+        rows[one].append(_independent(paths["solo"], 1, seconds, folder))
+        rows[independent].append(_independent(paths["solo"], ranks, seconds, folder))
+        print(f"  round {number + 1}: " + ", ".join(f"{name} {rows[name][-1]:.1f}" for name in rows), flush=True)
+
+
+@contextmanager
+def _stopped_well() -> Iterator[None]:
+    """SIGTERM and USR2 end the measuring processes and the command by exit code 75: nothing is lost, start it again."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise SystemExit(EXIT_PREEMPTED)
+
+    numbers = (signal.SIGTERM, signal.SIGUSR2)
+    earlier = [signal.signal(number, stop) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, earlier, strict=True):
+            signal.signal(number, handler)
 
 
 def _independent(config: Path, count: int, seconds: float, folder: Path) -> float:
@@ -155,6 +191,10 @@ def _ranks(config_path: Path, config: RunConfig, ranks: int, seconds: float, fol
     path.write_text(to_json(resolved))
     argv = [sys.executable, "-m", "pipelines", "bench", "process", str(path), str(seconds), str(output)]
     code = launch_ranks(argv, ranks, engine, transport, os.environ, folder / "failures")
+    if code == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
+    if code in (EXIT_PREEMPTED, 128 + signal.SIGTERM, 128 + signal.SIGUSR2):
+        raise SystemExit(EXIT_PREEMPTED)
     if code != 0:
         raise UserError(f"measuring {ranks} ranks failed with exit code {code}; its message is above")
     return float(json.loads(output.read_text())["images_per_second"])
@@ -167,10 +207,14 @@ def _run_process(config_path: Path, seconds: float, output: Path) -> int:
     failure.install(Path(folder) if folder else None, rank_environment(os.environ).rank)
     from perception.throughput import measure_throughput
 
+    parent = os.getppid()
+
     def wait_for_start() -> None:
         signal_file = os.environ.get("ROADFUSE_BENCH_START")
         output.with_suffix(".ready").touch()
         while signal_file and not Path(signal_file).exists():
+            if os.getppid() != parent:
+                raise UserError("the measurement was ended from outside")
             time.sleep(0.01)
 
     config = from_json(config_path.read_text(), str(config_path))

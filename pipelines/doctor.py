@@ -22,8 +22,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from perception.cores import available_cores
 from perception.errors import UserError
-from pipelines.rank_commands import available_cores, find_mpirun
+from pipelines.rank_commands import find_mpirun
 
 State = Literal["ok", "note", "warning", "broken"]
 """note: missing, and fine without; warning: training works, but slower or not everywhere; broken: it does not."""

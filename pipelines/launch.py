@@ -24,6 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from perception.cores import available_cores
 from perception.distributed import failure
 from perception.distributed.rendezvous import horovod_rendezvous
 from perception.errors import UserError
@@ -93,7 +94,7 @@ def launch_ranks(
     _check(argv, ranks, engine, transport)
     patience = patience or Patience()
     _prepare_folder(failure_folder)
-    base = rank_commands.base_environment(environment, ranks, rank_commands.available_cores(), failure_folder)
+    base = rank_commands.base_environment(environment, ranks, available_cores(), failure_folder)
     state = _Ranks([_Rank(number) for number in range(ranks)], failure_folder)
     with ExitStack() as stack:
         listener, name = _listen(stack)

@@ -5,7 +5,6 @@ Recorded as text in tests/golden/launch/, since a machine executes it.
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import socket
@@ -85,16 +84,6 @@ def torch_environment(base: Mapping[str, str], rank: int, ranks: int, port: int)
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-
-
-def available_cores() -> int:
-    """Cores this process may use: its affinity, and a container's quota where there is one."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores
 
 
 def find_mpirun(environment: Mapping[str, str]) -> Path:

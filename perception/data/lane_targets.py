@@ -6,7 +6,7 @@ Letters: B images, M lanes of the fullest image, N rows (row 0 at the bottom).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,9 +93,13 @@ class LaneBatch:
         return tuple(truth.name for truth in self.truths)
 
     def to(self, device: torch.device) -> LaneBatch:
-        def move(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.to(device, non_blocking=True)
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
+    def pin_memory(self) -> LaneBatch:
+        """In page-locked memory, from which a copy to a GPU need not wait; called by torch's loader."""
+        return self._mapped(lambda tensor: tensor.pin_memory())
+
+    def _mapped(self, move: Callable[[torch.Tensor], torch.Tensor]) -> LaneBatch:
         return LaneBatch(
             images=move(self.images),
             xs=move(self.xs),

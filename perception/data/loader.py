@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing import resource_tracker
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from perception.config import RunConfig
 from perception.data.lane_targets import SampleKey
 from perception.data.stream import SampleStream, micro_batches, step_positions
+from perception.stopping import STOP_SIGNALS
 
 
 class Samples(Protocol):
@@ -77,7 +80,8 @@ def training_batches(
         config.train.accumulation,
         position,
     )
-    return iter(_loader(_Prepared(samples, task, train=True), keys, task, config.data.workers_per_rank, pin_memory))
+    loader = _loader(_Prepared(samples, task, train=True), keys, task, config.data.workers_per_rank, pin_memory)
+    return _iterate(loader)
 
 
 def evaluation_batches(samples: Samples, task: Preparation, rank: int, size: int, batch_size: int) -> Iterator[Any]:
@@ -88,7 +92,7 @@ def evaluation_batches(samples: Samples, task: Preparation, rank: int, size: int
         for start in range(0, len(indices), batch_size)
     ]
     workers = task.config.data.workers_per_rank
-    return iter(_loader(_Prepared(samples, task, train=False), keys, task, workers, pin_memory=False))
+    return _iterate(_loader(_Prepared(samples, task, train=False), keys, task, workers, pin_memory=False))
 
 
 def _loader(
@@ -106,6 +110,24 @@ def _loader(
         # Its own, unused: from torch's global one a draw would be taken, and a resumed run would differ.
         generator=torch.Generator(),
     )
+
+
+def _iterate(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Start the workers deaf to the signals that ask a run to stop.
+
+    Ctrl-C and Slurm signal every process of a run; a worker that died of it would end the rank by an error
+    before it has saved. Workers end with their rank instead. The mask is inherited by all they start from.
+    """
+    if not loader.num_workers:
+        return iter(loader)
+    # It unblocks SIGINT and SIGTERM behind itself, hence before the mask is set for the rest.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _one_thread(_: int) -> None:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+from importlib import metadata
 from pathlib import Path
 
 from perception.config import DistributedConfig
 from perception.errors import UserError
 
 
-def choose_engine(engine: str, size: int) -> str:
-    """horovod, torch or solo; auto takes solo for one rank, else Horovod where it is installed."""
+def choose_engine(engine: str, size: int, on_gpu: bool = False) -> str:
+    """horovod, torch or solo; auto takes solo for one rank, else Horovod where it is installed and can do the job.
+
+    On GPUs that means built with NCCL, which set-up does where it finds nvcc.
+    """
     installed = importlib.util.find_spec("horovod") is not None
     if engine == "auto":
         if size == 1:
             return "solo"
-        return "horovod" if installed else "torch"
+        return "horovod" if installed and (not on_gpu or horovod_has("nccl")) else "torch"
+    if engine == "horovod" and installed and on_gpu and not horovod_has("nccl"):
+        raise UserError(
+            "distributed.engine = horovod, but it was built without NCCL: install nvcc and NCCL and run `make setup` "
+            "again, or take torch"
+        )
     if engine == "horovod" and not installed:
         raise UserError("distributed.engine = horovod, but Horovod is not installed: run `make setup` or take torch")
     if engine == "solo" and size > 1:
@@ -43,14 +53,25 @@ def choose_transport(engine: str, transport: str, on_gpu: bool, mpi: bool) -> st
 
 def choose_launch(config: DistributedConfig, ranks: int) -> tuple[str, str]:
     """Engine and transport for `ranks` processes to be started on this host."""
-    engine = choose_engine(config.engine, ranks)
-    on_gpu = any(Path("/dev").glob("nvidia[0-9]*"))
-    mpi = engine == "horovod" and horovod_has_mpi()
+    on_gpu = _gpus_can_be_used()
+    engine = choose_engine(config.engine, ranks, on_gpu)
+    mpi = engine == "horovod" and horovod_has("mpi")
     return engine, choose_transport(engine, config.transport, on_gpu, mpi)
 
 
-def horovod_has_mpi() -> bool:
-    """True if the installed Horovod was built with MPI."""
+def horovod_has(transport: str) -> bool:
+    """True if the installed Horovod was built with mpi, gloo or nccl."""
     from horovod.common import util
 
-    return bool(util.mpi_built())
+    return bool({"mpi": util.mpi_built, "gloo": util.gloo_built, "nccl": util.nccl_built}[transport]())
+
+
+def _gpus_can_be_used() -> bool:
+    """A GPU is there, not hidden, and torch was built for it; told without importing torch, as ranks will find."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return False
+    try:
+        cpu_build = metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        cpu_build = True
+    return not cpu_build and any(Path("/dev").glob("nvidia[0-9]*"))

@@ -31,7 +31,8 @@ def connect(config: DistributedConfig | None = None, environ: MutableMapping[str
     environ = os.environ if environ is None else environ
     place = rank_environment(environ)
     device = _device(place)
-    engine = choose_engine(config.engine, place.size)
+    on_gpu = device.type == "cuda"
+    engine = choose_engine(config.engine, place.size, on_gpu)
     if engine == "solo":
         if place.size > 1:
             raise UserError(f"distributed.engine = solo, but {place.launcher} started {place.size} ranks")
@@ -79,6 +80,10 @@ def distribute(
 def _device(place: RankEnvironment) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    if place.launcher == "slurm" and torch.cuda.device_count() == 1:
+        # --gpus-per-task=1 shows each task its own GPU, as number 0.
+        torch.cuda.set_device(0)
+        return torch.device("cuda", 0)
     if place.local_rank >= torch.cuda.device_count():
         raise UserError(
             f"local rank {place.local_rank} has no GPU: the node shows {torch.cuda.device_count()}; start fewer ranks"
@@ -98,7 +103,10 @@ def _prepare_horovod(
     environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(10, int(config.timeout_seconds / 5))))
     environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(int(config.timeout_seconds)))
     environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(int(config.timeout_seconds)))
-    control = "mpi" if transport == "mpi" or "OMPI_COMM_WORLD_RANK" in environ else "gloo"
+    under_mpirun = "OMPI_COMM_WORLD_RANK" in environ
+    if transport == "gloo" and under_mpirun:
+        raise UserError("distributed.transport = gloo, but mpirun started this rank: take mpi, or start by --ranks N")
+    control = "mpi" if under_mpirun else "gloo"
     environ.setdefault("HOROVOD_CONTROLLER", control)
     environ.setdefault("HOROVOD_CPU_OPERATIONS", control)
     if control == "gloo" and place.launcher != "horovod" and place.size > 1:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import random
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -295,3 +298,53 @@ def test_a_run_that_fails_says_so_in_its_result(tmp_path: Path, cache: Path, ran
     done = runs.run(runs.command("train", "lane-small", *words, settings=settings), cache)
     assert done.returncode == 2 and "c.jpg" in done.stderr, done.stderr
     assert runs.result(out)["status"] == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+def test_loader_workers_do_not_die_of_a_signal_to_all_processes(
+    tmp_path: Path, cache: Path, number: signal.Signals
+) -> None:
+    """As Ctrl-C on a terminal and Slurm do it; afterwards nothing is left running."""
+    out = tmp_path / "run"
+    settings = {**runs.TINY, "train.num_samples": 4000, "data.workers_per_rank": 2}
+    argv = runs.command("train", "lane-small", "--out", str(out), settings=settings)
+    code, output = runs.start_and_signal(argv, cache, out, 4, number, whole_session=True)
+    assert code == 75, output
+    assert "Traceback" not in output and runs.result(out)["status"] == "preempted"
+    deadline = time.monotonic() + 15
+    while processes := [p for p in psutil.process_iter() if str(out) in " ".join(_words(p))]:
+        assert time.monotonic() < deadline, processes
+        time.sleep(0.2)
+    resumed = runs.run(runs.command("train", "--resume", "--out", str(out), settings={"train.num_samples": 60}), cache)
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def _words(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return list(process.cmdline())
+    return []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["ranks.json", "process0.ready"])
+def test_a_signal_during_the_measurement_ends_it_whole(tmp_path: Path, cache: Path, variant: str) -> None:
+    """The first file is there when the ranks are measured, the second when the independent processes are."""
+    out = tmp_path / "run"
+    words = ["lane-small", "--ranks", "2", "--out", str(out), "--measure-scaling"]
+    argv = runs.command("train", *words, settings=runs.TINY)
+    process = subprocess.Popen(
+        argv, cwd=runs.ROOT, env=runs.environment(cache), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not (out / "scaling" / variant).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(2.0 if variant == "ranks.json" else 0.0)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    assert "Traceback" not in output and "error" not in output
+    deadline = time.monotonic() + 15
+    while left := [p for p in psutil.process_iter() if str(out) in " ".join(_words(p))]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
