@@ -12,7 +12,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,40 @@ class LaneModelConfig:
 
 
 @dataclass(frozen=True)
+class SignModelConfig:
+    """Anchor-free sign detector with heads on strides 4, 8 and 16. The defaults are the full one, for GPUs."""
+
+    num_classes: int = 43
+    backbone_widths: tuple[int, ...] = (64, 128, 256, 512)
+    """Channels of the stages at stride 4, 8, 16, 32; the last one gives context only."""
+    backbone_blocks: tuple[int, ...] = (2, 2, 2, 2)
+    stem: str = "conv"
+    """conv: 7x7 and max-pooling; patch: non-overlapping 4x4 patches, far cheaper on CPUs."""
+    neck_channels: int = 64
+    """Channels of neck and heads."""
+    bottom_up: bool = True
+    """The neck has a second pass, from fine to coarse."""
+    head_convolutions: int = 2
+    """3x3 convolutions in each of the two branches, classes and boxes; their weights are shared by all strides."""
+    depthwise: bool = False
+    """3x3 convolutions of neck and heads are depthwise separable, cheaper on CPUs."""
+    input_height: int = 640
+    input_width: int = 640
+    iou_cost_weight: float = 3.0
+    """Weight of -ln(IoU) against the classification cost when points are assigned to boxes."""
+    box_weight: float = 5.0
+    offset_weight: float = 1.0
+    objectness_weight: float = 1.0
+    class_weight: float = 1.0
+    score_threshold: float = 0.001
+    """Detections below it are dropped: low for average precision; drawings want 0.3 or so."""
+    max_candidates_per_stride: int = 1000
+    """Best points of a stride that reach non-maximum suppression."""
+    nms_iou_threshold: float = 0.65
+    max_detections: int = 100
+
+
+@dataclass(frozen=True)
 class OptimConfig:
     lr: float = 6e-4
     """Learning rate at `reference_batch_size`."""
@@ -117,6 +151,9 @@ class TrainConfig:
     batch_size_per_rank: int = 5
     accumulation: int = 1
     """Micro-batches in a step; the global batch is batch_size_per_rank * ranks * accumulation."""
+    global_batch: int = 0
+    """Where given, kept on any number of ranks, or as near as they can share it: batch_size_per_rank is then the most
+    that a rank takes at once, and accumulation follows."""
     precision: str = "auto"
     """bf16 (autocast), fp32, or auto: bf16 where the processor has it in hardware."""
     channels_last: bool = True
@@ -134,6 +171,8 @@ class TrainConfig:
     num_threads_per_rank: int = 0
     """Compute threads; 0: cores / ranks on the host on CPUs, torch's choice on GPUs."""
     deterministic: bool = True
+    trace_steps: int = 0
+    """Steps, after the first five, that trace.json in the run folder shows in time on every rank; 0: no trace."""
 
 
 @dataclass(frozen=True)
@@ -149,21 +188,34 @@ class DistributedConfig:
     timeout_seconds: float = 300.0
     """Longest wait for other ranks in one reduction."""
     horovod_cycle_time_milliseconds: float = 1.0
+    local_reduction: str = "auto"
+    """How ranks of one host reduce: shared_memory, engine, or auto: shared memory on CPUs where it can be had."""
+    wire_format: str = "fp32"
+    """What fp32 gradients travel as: fp32, fp16, bf16, or powersgd (low rank, with error feedback)."""
+    powersgd_rank: int = 4
+    stall_warning_seconds: float = 10.0
+    """A rank that waits longer for another says for which, and at which bucket; 0: never."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
     task: str
-    """lane."""
+    """lane or sign; it decides which fields `model` has."""
     name: str
     """The configuration's own name, e.g. lane-small."""
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    model: LaneModelConfig = field(default_factory=LaneModelConfig)
+    model: LaneModelConfig | SignModelConfig = field(default_factory=LaneModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
+
+MODEL_CONFIGS: dict[str, type[LaneModelConfig] | type[SignModelConfig]] = {
+    "lane": LaneModelConfig,
+    "sign": SignModelConfig,
+}
+"""A task → the type of its `RunConfig.model`."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "data.format": ("auto", "generated", "tusimple", "culane"),
@@ -172,8 +224,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "train.precision": ("auto", "bf16", "fp32"),
     "distributed.engine": ("auto", "horovod", "torch", "solo"),
     "distributed.transport": ("auto", "mpi", "gloo", "nccl"),
+    "distributed.local_reduction": ("auto", "shared_memory", "engine"),
+    "distributed.wire_format": ("fp32", "fp16", "bf16", "powersgd"),
 }
 
+# Fields of `model` that only one task has are checked where they are.
 _POSITIVE = (
     "train.num_samples",
     "train.batch_size_per_rank",
@@ -195,28 +250,41 @@ _POSITIVE = (
     "model.num_segments",
     "model.iou_half_width_fraction",
     "model.max_lanes",
+    "model.num_classes",
+    "model.head_convolutions",
+    "model.max_candidates_per_stride",
+    "model.max_detections",
     "augment.scale_range",
     "optim.lr",
     "optim.reference_batch_size",
     "distributed.first_bucket_mib",
     "distributed.bucket_mib",
     "distributed.timeout_seconds",
+    "distributed.powersgd_rank",
 )
 
 _NOT_NEGATIVE = (
+    "model.iou_cost_weight",
+    "model.box_weight",
+    "model.offset_weight",
+    "model.objectness_weight",
+    "model.class_weight",
     "distributed.num_ranks",
+    "distributed.stall_warning_seconds",
     "data.workers_per_rank",
     "optim.weight_decay",
     "optim.warmup_samples",
     "optim.clip_norm",
     "optim.ema_decay_samples",
+    "train.global_batch",
     "train.seed",
     "train.max_nonfinite_steps",
     "train.evaluate_every_steps",
     "train.num_threads_per_rank",
+    "train.trace_steps",
 )
 
-_SHARES = ("optim.final_lr_fraction", "model.score_threshold")
+_SHARES = ("optim.final_lr_fraction", "model.score_threshold", "model.nms_iou_threshold")
 
 
 def override(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
@@ -229,7 +297,8 @@ def override(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
         name, separator, text = assignment.partition("=")
         if not separator:
             raise UserError(f"--set {assignment}: write it as name=value, e.g. optim.lr=3e-4")
-        config = _replace_dotted(config, name.strip(), name.strip().split("."), text.strip())
+        every = flatten(config)
+        config = _replace_dotted(config, name.strip(), name.strip().split("."), text.strip(), every)
     validate(config)
     return config
 
@@ -249,7 +318,12 @@ def from_json(text: str, where: str) -> RunConfig:
         raise UserError(f"{where}: not JSON ({error}); take config.json of a run folder") from None
     if not isinstance(raw, dict) or "task" not in raw or "name" not in raw:
         raise UserError(f"{where}: not a run configuration: fields task and name are missing")
-    config: RunConfig = _build(RunConfig, raw, where, "")
+    task = _convert(str, raw["task"], f"{where}: field task")
+    if task not in MODEL_CONFIGS:
+        raise UserError(f'{where}: task = "{task}" is unknown{nearest(task, MODEL_CONFIGS)}')
+    hints = {**typing.get_type_hints(RunConfig), "model": MODEL_CONFIGS[task]}
+    # A file may leave the model out: it is then the default one of its task.
+    config: RunConfig = _build(RunConfig, hints, {"model": {}, **raw}, where, "")
     try:
         validate(config)
     except UserError as error:
@@ -273,6 +347,10 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 def validate(config: RunConfig) -> None:
     """Raise UserError for the first field that is out of range."""
+    if config.task not in MODEL_CONFIGS:
+        raise UserError(f'task = "{config.task}" is unknown{nearest(config.task, MODEL_CONFIGS)}')
+    if not isinstance(config.model, MODEL_CONFIGS[config.task]):
+        raise UserError(f"task = {config.task}: the model's settings are another task's; take a {config.task} model")
     values = flatten(config)
     for name, value in values.items():
         if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers(value)):
@@ -280,17 +358,15 @@ def validate(config: RunConfig) -> None:
     for name, allowed in CHOICES.items():
         if values[name] not in allowed:
             raise UserError(f'{name} = "{values[name]}" is unknown{nearest(str(values[name]), allowed)}')
-    for name in _POSITIVE:
+    for name in sorted(values.keys() & _POSITIVE):
         if min(_numbers(values[name]), default=0) <= 0:
             raise UserError(f"{name} = {values[name]}: must be above 0")
-    for name in _NOT_NEGATIVE:
+    for name in sorted(values.keys() & _NOT_NEGATIVE):
         if values[name] < 0:
             raise UserError(f"{name} = {values[name]}: must not be negative")
     for name, value in values.items():
         if (name.endswith("_probability") or name in _SHARES) and not 0 <= value <= 1:
             raise UserError(f"{name} = {value}: must be between 0 and 1")
-    if config.model.num_rows < 2:
-        raise UserError(f"model.num_rows = {config.model.num_rows}: must be at least 2")
     if len(config.model.backbone_widths) != 4 or len(config.model.backbone_blocks) != 4:
         raise UserError("model.backbone_widths and model.backbone_blocks: must have 4 values, one a stage")
     if config.augment.scale_range[0] > config.augment.scale_range[1]:
@@ -300,13 +376,20 @@ def validate(config: RunConfig) -> None:
             f"model.input_height x model.input_width = {config.model.input_height}x{config.model.input_width}: "
             "both must be multiples of 32"
         )
-    if config.model.num_sample_rows % config.model.num_segments:
+    if isinstance(config.model, LaneModelConfig):
+        _validate_lane_model(config.model)
+
+
+def _validate_lane_model(model: LaneModelConfig) -> None:
+    if model.num_rows < 2:
+        raise UserError(f"model.num_rows = {model.num_rows}: must be at least 2")
+    if model.num_sample_rows % model.num_segments:
         raise UserError(
-            f"model.num_sample_rows = {config.model.num_sample_rows}: must be a multiple of "
-            f"model.num_segments = {config.model.num_segments}"
+            f"model.num_sample_rows = {model.num_sample_rows}: must be a multiple of "
+            f"model.num_segments = {model.num_segments}"
         )
-    if not 0 <= config.model.crop_top_fraction < 1:
-        raise UserError(f"model.crop_top_fraction = {config.model.crop_top_fraction}: must be in [0, 1)")
+    if not 0 <= model.crop_top_fraction < 1:
+        raise UserError(f"model.crop_top_fraction = {model.crop_top_fraction}: must be in [0, 1)")
 
 
 def _numbers(value: Any) -> tuple[Any, ...]:
@@ -322,15 +405,15 @@ def _parse(hint: Any, text: str) -> Any:
     return text if hint is str and not isinstance(value, str) else value
 
 
-def _replace_dotted(node: Any, full_name: str, path: list[str], text: str) -> Any:
+def _replace_dotted(node: Any, full_name: str, path: list[str], text: str, every: Iterable[str]) -> Any:
     names = [f.name for f in dataclasses.fields(node)]
     if path[0] not in names:
-        raise UserError(f"--set {full_name}: no such field{_nearest_dotted(full_name)}")
+        raise UserError(f"--set {full_name}: no such field{_nearest_dotted(full_name, every)}")
     current = getattr(node, path[0])
     if len(path) > 1:
         if not dataclasses.is_dataclass(current):
             raise UserError(f"--set {full_name}: {path[0]} has no fields of its own")
-        return dataclasses.replace(node, **{path[0]: _replace_dotted(current, full_name, path[1:], text)})
+        return dataclasses.replace(node, **{path[0]: _replace_dotted(current, full_name, path[1:], text, every)})
     if dataclasses.is_dataclass(current):
         example = f"{full_name}.{dataclasses.fields(current)[0].name}"
         raise UserError(f"--set {full_name}: name one of its fields, e.g. {example}")
@@ -338,8 +421,7 @@ def _replace_dotted(node: Any, full_name: str, path: list[str], text: str) -> An
     return dataclasses.replace(node, **{path[0]: _convert(hint, _parse(hint, text), f"--set {full_name}")})
 
 
-def _nearest_dotted(name: str) -> str:
-    every = flatten(RunConfig(task="", name=""))
+def _nearest_dotted(name: str, every: Iterable[str]) -> str:
     by_leaf = [dotted for dotted in every if dotted.split(".")[-1] == name.split(".")[-1]]
     if by_leaf:
         return f'; did you mean "{by_leaf[0]}"?'
@@ -347,8 +429,7 @@ def _nearest_dotted(name: str) -> str:
     return hint if hint.startswith("; did") else "; `show-config` lists all names"
 
 
-def _build(cls: type[Any], raw: dict[str, Any], where: str, prefix: str) -> Any:
-    hints = typing.get_type_hints(cls)
+def _build(cls: type[Any], hints: dict[str, Any], raw: dict[str, Any], where: str, prefix: str) -> Any:
     unknown = sorted(set(raw) - set(hints))
     if unknown:
         raise UserError(f"{where}: field {prefix}{unknown[0]} is unknown{nearest(unknown[0], hints)}")
@@ -358,7 +439,7 @@ def _build(cls: type[Any], raw: dict[str, Any], where: str, prefix: str) -> Any:
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             if not isinstance(value, dict):
                 raise UserError(f"{where}: field {prefix}{name} must be an object")
-            arguments[name] = _build(hint, value, where, f"{prefix}{name}.")
+            arguments[name] = _build(hint, typing.get_type_hints(hint), value, where, f"{prefix}{name}.")
         else:
             arguments[name] = _convert(hint, value, f"{where}: field {prefix}{name}")
     return cls(**arguments)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from perception.config import RunConfig
+from perception.config import LaneModelConfig, RunConfig
 from perception.data import lane_targets
 from perception.data.augment import LaneAugmenter
 from perception.data.lane_targets import LaneBatch, LaneExample, SampleKey
@@ -85,14 +85,17 @@ class LaneTask:
     primary_metric = "culane_f1_50"
 
     def __init__(self, config: RunConfig) -> None:
+        if not isinstance(config.model, LaneModelConfig):
+            raise UserError(f"task = {config.task}: the lane task needs a lane model's settings")
         self.config = config
+        self.model_config = config.model
         self.augmenter = LaneAugmenter(config.augment, config.train.seed) if config.augment.enabled else None
 
     def build_model(self) -> LaneModel:
-        return LaneModel(self.config.model)
+        return LaneModel(self.model_config)
 
     def geometry(self, truth: LaneTruth) -> Geometry:
-        model = self.config.model
+        model = self.model_config
         return Geometry(
             source_height=truth.height,
             source_width=truth.width,
@@ -108,7 +111,7 @@ class LaneTask:
         if train and self.augmenter is not None:
             image, lanes = self.augmenter(image, lanes, key.epoch, key.index)
         targets = lane_targets.encode_lanes(
-            lanes, geometry.input_height, geometry.input_width, self.config.model.num_rows, ANGLE_STRIDES
+            lanes, geometry.input_height, geometry.input_width, self.model_config.num_rows, ANGLE_STRIDES
         )
         return LaneExample(image, targets, sample.truth, geometry)
 
@@ -117,7 +120,7 @@ class LaneTask:
 
     def loss(self, model: nn.Module, batch: LaneBatch) -> Losses:
         output: LaneOutput = model(batch.images)
-        return lane_losses(output, batch, self.config.model)
+        return lane_losses(output, batch, self.model_config)
 
     @torch.no_grad()
     def predict(self, model: nn.Module, batch: LaneBatch) -> list[LanePrediction]:
@@ -129,7 +132,7 @@ class LaneTask:
         scores = output.logits.float().sigmoid().cpu().numpy()
         xs = output.xs.float().cpu().numpy()
         # Bounded before it is cast: an untrained network's extents may be any size.
-        limit = 2 * self.config.model.num_rows
+        limit = 2 * self.model_config.num_rows
         start = output.start.float().clamp(-limit, limit).round().int().cpu().numpy()
         length = output.length.float().clamp(-limit, limit).round().int().cpu().numpy()
         return [
@@ -144,7 +147,7 @@ class LaneTask:
         length: NDArray[np.int32],
         geometry: Geometry,
     ) -> LanePrediction:
-        model = self.config.model
+        model = self.model_config
         confident = np.flatnonzero(scores >= model.score_threshold)
         order = confident[np.argsort(-scores[confident], kind="stable")]
         nearest_allowed = model.nms_distance_pixels * geometry.input_width / 800

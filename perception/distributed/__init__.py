@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from perception.distributed.communicator import SoloCommunicator as SoloCommunicator
     from perception.distributed.environment import RankEnvironment as RankEnvironment
     from perception.distributed.environment import rank_environment as rank_environment
-    from perception.distributed.reducer import GradientReducer as GradientReducer
-    from perception.distributed.reducer import Reduction as Reduction
+    from perception.distributed.reduction import Reducer as Reducer
+    from perception.distributed.reduction import Reduction as Reduction
     from perception.distributed.start import connect as connect
     from perception.distributed.start import distribute as distribute
 
@@ -35,8 +35,8 @@ _HOME = {
     "distribute": "start",
     "RankEnvironment": "environment",
     "rank_environment": "environment",
-    "GradientReducer": "reducer",
-    "Reduction": "reducer",
+    "Reducer": "reduction",
+    "Reduction": "reduction",
 }
 
 __all__ = sorted(_HOME)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _ALIGNMENT_BYTES = 64
 
@@ -20,6 +20,8 @@ class ParameterSpec:
     shape: tuple[int, ...]
     dtype: str
     element_bytes: int
+    strides: tuple[int, ...] = ()
+    """Of its gradient within the bucket."""
 
     @property
     def numel(self) -> int:
@@ -48,14 +50,20 @@ class BucketPlan:
 
 
 def plan_buckets(
-    parameters: Sequence[ParameterSpec], first_bucket_bytes: int, bucket_bytes: int
+    parameters: Sequence[ParameterSpec],
+    first_bucket_bytes: int,
+    bucket_bytes: int,
+    order: Sequence[int] | None = None,
 ) -> tuple[BucketPlan, ...]:
-    """Group parameters in reverse order, so that a bucket fills while backward still runs.
+    """Group parameters in the order of backward, so that a bucket fills while backward still runs.
 
-    A bucket holds one dtype. The first one is small, to start communication early; a
-    parameter larger than the limit gets a bucket of its own. Buckets come in the order in
-    which backward fills them, which is the order in which they are launched.
+    `order` holds every parameter's index once, as backward was seen to reach them; without it
+    the reverse order of the parameters stands in. A bucket holds one dtype. The first one is
+    small, to start communication early; a parameter larger than the limit gets a bucket of its
+    own. Buckets come in the order in which backward fills them, in which they are launched.
     """
+    order = list(reversed(range(len(parameters)))) if order is None else order
+    position = {index: place for place, index in enumerate(order)}
     open_slots: dict[str, list[Slot]] = {}
     open_numel: dict[str, int] = {}
     closed: list[tuple[int, BucketPlan]] = []
@@ -63,11 +71,11 @@ def plan_buckets(
     def close(dtype: str, element_bytes: int) -> None:
         slots = tuple(open_slots.pop(dtype))
         numel = open_numel.pop(dtype)
-        last_ready = min(slot.parameter for slot in slots)
-        closed.append((-last_ready, BucketPlan(dtype, slots, numel, numel * element_bytes)))
+        last_ready = max(position[slot.parameter] for slot in slots)
+        closed.append((last_ready, BucketPlan(dtype, slots, numel, numel * element_bytes)))
 
     num_of_dtype: dict[str, int] = {}
-    for index in reversed(range(len(parameters))):
+    for index in order:
         spec = parameters[index]
         limit = first_bucket_bytes if num_of_dtype.get(spec.dtype, 0) == 0 else bucket_bytes
         aligned = _aligned(spec.numel, spec.element_bytes)
@@ -85,7 +93,7 @@ def plan_buckets(
 def digest(parameters: Sequence[ParameterSpec], plans: Sequence[BucketPlan]) -> str:
     """Hex digest of everything that must be equal on all ranks."""
     content = [
-        [[spec.name, list(spec.shape), spec.dtype] for spec in parameters],
+        [[spec.name, list(spec.shape), spec.dtype, list(spec.strides)] for spec in parameters],
         [[plan.dtype, plan.numel, [[s.parameter, s.offset] for s in plan.slots]] for plan in plans],
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -99,15 +107,19 @@ def first_difference(
         here = mine[position] if position < len(mine) else None
         there = theirs[position] if position < len(theirs) else None
         if here != there:
+            same_but_strides = here is not None and there is not None and replace(here, strides=there.strides) == there
             return (
-                f"parameter {position} is {_described(here)} on rank {my_rank} "
-                f"but {_described(there)} on rank {their_rank}"
+                f"parameter {position} is {_described(here, same_but_strides)} on rank {my_rank} "
+                f"but {_described(there, same_but_strides)} on rank {their_rank}"
             )
     return None
 
 
-def _described(spec: ParameterSpec | None) -> str:
-    return f"{spec.name} {list(spec.shape)} {spec.dtype}" if spec else "missing"
+def _described(spec: ParameterSpec | None, with_strides: bool) -> str:
+    if spec is None:
+        return "missing"
+    strides = f" strides {list(spec.strides)}" if with_strides else ""
+    return f"{spec.name} {list(spec.shape)} {spec.dtype}{strides}"
 
 
 def _aligned(numel: int, element_bytes: int) -> int:

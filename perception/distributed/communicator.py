@@ -7,13 +7,16 @@ bottom of `Communicator`; shapes, strides, dtypes and objects are handled here o
 from __future__ import annotations
 
 import json
+import weakref
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from perception.distributed.environment import RankEnvironment
+from perception.distributed.stall_watch import StallWatch
 
 ReduceOp = Literal["sum", "max", "min"]
 
@@ -28,21 +31,39 @@ class Pending(Protocol):
         """Block until the tensor holds the result; raise if another rank is gone."""
 
 
+@dataclass(frozen=True)
+class Neighbours:
+    """The ranks that share a host with this one."""
+
+    ranks: tuple[int, ...]
+    """Global ranks in order."""
+    own: int
+    """This rank's place among them."""
+    same_everywhere: bool
+    """Every host has equally many ranks."""
+
+
 class Communicator(ABC):
     """The ranks of one run. Collective: every rank calls the same methods in the same order."""
 
     engine: str = "solo"
     transport: str = "none"
 
-    def __init__(self, place: RankEnvironment, device: torch.device) -> None:
+    def __init__(self, place: RankEnvironment, device: torch.device, watch: StallWatch | None = None) -> None:
+        self.watch = watch or StallWatch(place.rank, place.size)
         self.rank = place.rank
         self.size = place.size
         self.local_rank = place.local_rank
         self.local_size = place.local_size
         self.node_rank = place.node_rank
         self.device = device
+        self._neighbours: Neighbours | None = None
         self.num_reducers = 0
         """Gradient reducers made so far, in the same order on every rank: part of their buckets' names."""
+        self.exchanges: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Shared-memory exchanges: a rank that waits in one does its share of all, as others may wait in another."""
+        self.unfinished: list[Any] = []
+        """Reducers whose gradients the backward that is running has reached."""
 
     @property
     def is_first(self) -> bool:
@@ -52,6 +73,15 @@ class Communicator(ABC):
     def __deepcopy__(self, memo: dict[int, Any]) -> Communicator:
         # A copied model (synchronised batch norm holds its communicator) speaks to the same ranks.
         return self
+
+    def neighbours(self) -> Neighbours:
+        """The ranks of this host, as the launcher numbers nodes. Collective at the first call."""
+        if self._neighbours is None:
+            nodes = self.allgather_object(self.node_rank)
+            ranks = tuple(rank for rank, node in enumerate(nodes) if node == self.node_rank)
+            same = all(nodes.count(node) == len(ranks) for node in set(nodes))
+            self._neighbours = Neighbours(ranks, ranks.index(self.rank), same)
+        return self._neighbours
 
     def allreduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Combine a tensor of equal shape over ranks; returns a new one with the same strides.
@@ -137,8 +167,12 @@ class Communicator(ABC):
         return {torch.bool: torch.uint8, torch.int16: torch.int32}.get(dtype, dtype)
 
     @abstractmethod
-    def start_allreduce(self, flat: Tensor, name: str, op: ReduceOp = "sum", bucket: bool = False) -> Pending:
-        """Combine a contiguous 1-D tensor in place; `bucket` marks the reducer's own ordered stream."""
+    def start_allreduce(self, flat: Tensor, name: str, op: ReduceOp = "sum", stream: str = "") -> Pending:
+        """Combine a contiguous 1-D tensor in place. Within a stream all ranks call in one order; streams may cross."""
+
+    def open_stream(self, name: str) -> None:
+        """Prepare a stream of its own. Collective."""
+        return None
 
     @abstractmethod
     def broadcast_flat(self, flat: Tensor, root: int, name: str) -> None:
@@ -160,7 +194,7 @@ class SoloCommunicator(Communicator):
     def __init__(self, device: torch.device | None = None) -> None:
         super().__init__(RankEnvironment(), device or torch.device("cpu"))
 
-    def start_allreduce(self, flat: Tensor, name: str, op: ReduceOp = "sum", bucket: bool = False) -> Pending:
+    def start_allreduce(self, flat: Tensor, name: str, op: ReduceOp = "sum", stream: str = "") -> Pending:
         return _Done()
 
     def broadcast_flat(self, flat: Tensor, root: int, name: str) -> None:

@@ -94,6 +94,18 @@ def install(failure_folder: Path | None, rank: int) -> None:
     sys.excepthook = end
 
 
+def end_process(rank: int, words: str) -> None:
+    """End this rank at once, from any thread, with `words` where the launcher or the user finds them."""
+    folder = os.environ.get(FAILURE_FOLDER_VARIABLE)
+    if folder:
+        _write(traceback_file(Path(folder), rank), f"{words}\n")
+    else:
+        print(words, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_CRASH)
+
+
 def _mark_clean_exit(folder: Path, rank: int, process_id: int) -> None:
     if os.getpid() == process_id:
         _write(clean_exit_file(folder, rank), "")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from perception.distributed.communicator import Communicator, Pending, ReduceOp
 from perception.distributed.environment import RankEnvironment
+from perception.distributed.stall_watch import StallWatch
 
 _WIRE = {
     torch.bfloat16: torch.float32,
@@ -25,20 +26,24 @@ _WIRE = {
 
 
 class _Handle:
-    def __init__(self, horovod: ModuleType, handle: int) -> None:
+    def __init__(self, horovod: ModuleType, handle: int, watch: StallWatch) -> None:
         self._horovod = horovod
         self._handle = handle
+        self._watch = watch
 
     def wait(self) -> None:
-        self._horovod.synchronize(self._handle)
+        with self._watch.waiting():
+            self._horovod.synchronize(self._handle)
 
 
 class HorovodCommunicator(Communicator):
     engine = "horovod"
 
-    def __init__(self, place: RankEnvironment, device: torch.device, transport: str) -> None:
+    def __init__(
+        self, place: RankEnvironment, device: torch.device, transport: str, watch: StallWatch | None = None
+    ) -> None:
         """Join the ranks. `connect` has set HOROVOD_* before; init reads them once."""
-        super().__init__(place, device)
+        super().__init__(place, device, watch)
         self.transport = transport
         import horovod.torch as horovod
 
@@ -51,11 +56,15 @@ class HorovodCommunicator(Communicator):
                 f"{place.rank} of {place.size}: two launchers are mixed"
             )
 
-    def start_allreduce(self, flat: Tensor, name: str, op: ReduceOp = "sum", bucket: bool = False) -> Pending:
-        return _Handle(self._horovod, self._horovod.allreduce_async_(flat, name=name, op=self._ops[op]))
+    def start_allreduce(self, flat: Tensor, name: str, op: ReduceOp = "sum", stream: str = "") -> Pending:
+        self.watch.reached(name)
+        handle = self._horovod.allreduce_async_(flat, name=name, op=self._ops[op])
+        return _Handle(self._horovod, handle, self.watch)
 
     def broadcast_flat(self, flat: Tensor, root: int, name: str) -> None:
-        self._horovod.broadcast_(flat, root_rank=root, name=name)
+        self.watch.reached(name)
+        with self.watch.waiting():
+            self._horovod.broadcast_(flat, root_rank=root, name=name)
 
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         # Horovod reduces neither bf16 nor small integers; fp32 and int32 hold their values exactly.

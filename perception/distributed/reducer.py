@@ -1,14 +1,15 @@
-"""The gradient reducer: flat buckets, gradients as views of them, reduced while backward runs.
+"""The gradient reducer: flat buckets, filled as backward runs and summed over ranks while it goes on.
 
-Each bucket is one contiguous tensor that the reducer owns. A parameter's `.grad` is a
-view into it with the parameter's own strides (so channels_last costs nothing), filled by
-autograd itself. When the last gradient of a bucket is in, the bucket's all-reduce starts,
-strictly in bucket order on every rank. `finish` waits, divides, clips and decides whether
-the step is finite: after the reduction, so that all ranks decide alike.
+All gradients of a dtype lie in one arena; a bucket is a contiguous range of it. Autograd makes
+each gradient as it likes (no buffer to zero, nothing to add to); once all of a bucket are there
+they are copied in, and the bucket's exchange starts, strictly in bucket order on every rank.
+After `finish` each `.grad` is a view of its bucket with the parameter's own strides.
+Whether gradients are finite, and clipping, are decided after the reduction, so that all ranks
+decide alike.
 
-The last buffer carries a tail of fp32 extras: the sample weight, a mark for each parameter
-that got a gradient, and numbers of the caller's, so that weighted means, stop requests
-and losses cost no call of their own.
+The order in which gradients arrive is learnt from the first backward, and buckets are laid out by it.
+The last bucket carries a tail of fp32 extras, so that weights, arrival times and numbers of the
+caller's cost no call of their own.
 """
 
 from __future__ import annotations
@@ -17,286 +18,381 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from perception.distributed.buckets import BucketPlan, ParameterSpec, plan_buckets
-from perception.distributed.communicator import Communicator, Pending
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """What one step's reduction found; equal on all ranks but for the wait."""
-
-    grad_norm: float
-    """Global L2 norm of the mean gradient, before clipping."""
-    finite: bool
-    """False if any gradient of any rank holds inf or NaN: do not step."""
-    weight: float
-    """Samples behind the gradient, over all ranks."""
-    wait_seconds: float
-    """Time for which this rank had nothing to do but wait: the exposed part of the reduction."""
-    extras: Tensor
-    """(num_extras,) fp32, the sums over ranks of what each passed to `finish`."""
-
-
-class _Bucket:
-    """A flat buffer and its state within the current step."""
-
-    def __init__(self, plan: BucketPlan, dtype: torch.dtype, device: torch.device, num_extras: int) -> None:
-        self.plan = plan
-        self.buffer = torch.zeros(plan.numel + num_extras, dtype=dtype, device=device)
-        self.gradients = self.buffer[: plan.numel]
-        self.extras = self.buffer[plan.numel :]
-        self.wire: Tensor | None = None
-        self.waiting = len(plan.slots)
-        self.pending: Pending | None = None
+from perception.distributed.buckets import BucketPlan, ParameterSpec
+from perception.distributed.communicator import Communicator
+from perception.distributed.exchange import Bucket, Exchange
+from perception.distributed.layout import arena_sizes, check_frozen, gradient_strides, parameter_spec, torch_dtype
+from perception.distributed.reduction import Reduction
+from perception.distributed.tail import Tail
 
 
 class GradientReducer:
-    """Average a model's gradients over the ranks of `communicator`, weighted by samples.
-
-    Two ways to use it. Unchanged code: `loss.backward(); optimizer.step()`; backward returns
-    when gradients are averaged, every rank weighing the same.
-    In full: `zero_grad`, then for each micro-batch `backward(loss, num_samples, last=...)`,
-    then `finish(clip_norm)`; the result is the mean over all samples of all ranks.
-    """
+    """`Reducer` over the ranks of a communicator."""
 
     def __init__(
         self,
         parameters: Sequence[tuple[str, nn.Parameter]],
         communicator: Communicator,
-        first_bucket_bytes: int,
-        bucket_bytes: int,
+        plans: Sequence[BucketPlan],
+        exchange: Exchange,
+        replan: Callable[[Sequence[int]], Sequence[BucketPlan]],
         num_extras: int = 0,
+        frozen: Sequence[tuple[str, nn.Parameter]] = (),
     ) -> None:
-        """Take (name, parameter) pairs, all that require gradients; `num_extras` floats travel along."""
+        """Take (name, parameter) pairs, all that require gradients; `num_extras` floats travel along.
+
+        `replan` lays out the buckets anew for an order of arrival. `frozen` are the model's other
+        parameters, which must stay so. `distribute` puts all this together.
+        """
         self.communicator = communicator
-        # Reductions of two models may be in flight at once, and Horovod tells them apart by name.
-        self._name = f"model{communicator.num_reducers}"
-        communicator.num_reducers += 1
-        self.names = [name for name, _ in parameters]
         self.parameters = [parameter for _, parameter in parameters]
-        if not self.parameters:
-            raise ValueError("no parameter requires a gradient: nothing to reduce")
-        self.specs = [_spec(name, parameter) for name, parameter in parameters]
-        self.plans = plan_buckets(self.specs, first_bucket_bytes, bucket_bytes)
-        device = self.parameters[0].device
-        dtypes = [self.parameters[plan.slots[0].parameter].dtype for plan in self.plans]
-        tail = 1 + len(self.parameters) + num_extras
-        if dtypes[-1] is not torch.float32:
-            self.plans += (BucketPlan("torch.float32", (), 0, 0),)
-            dtypes.append(torch.float32)
-        last = len(self.plans) - 1
-        self._buckets = [
-            _Bucket(plan, dtype, device, tail if index == last else 0)
-            for index, (plan, dtype) in enumerate(zip(self.plans, dtypes, strict=True))
-        ]
-        for bucket in self._buckets:
-            wire_dtype = communicator.wire_dtype(bucket.buffer.dtype)
-            if wire_dtype != bucket.buffer.dtype:
-                bucket.wire = torch.zeros_like(bucket.buffer, dtype=wire_dtype)
+        self.specs: Sequence[ParameterSpec] = [parameter_spec(name, parameter) for name, parameter in parameters]
         self.num_extras = num_extras
-        self._bucket_of = [0] * len(self.parameters)
+        self.spans: list[tuple[str, float, float]] | None = None
+        self._exchange, self._replan = exchange, replan
+        self._frozen = frozen
+        self._tail = Tail(communicator, len(self.parameters), num_extras)
+        self._arenas = exchange.allocate(arena_sizes(plans, self._tail.numel))
         self._views: list[Tensor] = [torch.empty(0)] * len(self.parameters)
-        for index, bucket in enumerate(self._buckets):
-            for slot in bucket.plan.slots:
-                self._bucket_of[slot.parameter] = index
-                self._views[slot.parameter] = _view(
-                    bucket.gradients[slot.offset : slot.offset + slot.numel], self.parameters[slot.parameter]
-                )
-        self._ready = [False] * len(self.parameters)
-        """Gradient complete: this step's last micro-batch has reached it."""
-        self._touched = [False] * len(self.parameters)
-        """A backward has reached it since its gradient was last zeroed or removed."""
+        self._lay_out(plans)
+        self._arrived = [False] * len(self.parameters)
+        """This step's last micro-batch has reached it. Kept only while every parameter has its hook."""
+        self._used = [False] * len(self.parameters)
+        """Its part of the bucket holds gradients of this step."""
+        self._order: list[int] | None = []
+        """In which gradients arrive; None once the buckets follow it."""
         self._next_bucket = 0
         self._launching = True
+        self._inside_backward = False
+        self._explicit = False
+        """This model is trained by `backward` and `finish`, not by unchanged code."""
+        self._reduced = False
+        """Gradients are means over ranks already, and no optimizer has stepped since."""
         self._callback_queued = False
+        self._ended_backward = 0.0
         self._weight: float | None = None
         """Samples of this rank in this step; None in unchanged code, where each rank weighs 1."""
-        self._hooks: list[RemovableHandle] = [
-            parameter.register_post_accumulate_grad_hook(self._hook(index))
-            for index, parameter in enumerate(self.parameters)
-        ]
-        self.zero_grad()
+        self._share = 0.0
+        """This rank's part of the sum of weights that gradients have been multiplied by."""
+        self._sentinels = False
+        """Only the last parameter of each bucket has a hook."""
+        self._hooks: list[RemovableHandle] = []
+        self._step_hook: RemovableHandle | None = None
+        self._hook_all()
 
     @property
     def buffer_bytes(self) -> int:
-        """Memory that the buckets take, wire copies included."""
-        buffers = [b.buffer for b in self._buckets] + [b.wire for b in self._buckets if b.wire is not None]
-        return sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+        own = sum(arena.numel() * arena.element_size() for arena in self._arenas.values())
+        return own + self._exchange.extra_bytes
 
     def zero_grad(self) -> None:
-        """Zero all gradients, one memset a bucket, and make each a view of its bucket again."""
         self._settle()
-        for bucket in self._buckets:
-            bucket.buffer.zero_()
-        for parameter, view in zip(self.parameters, self._views, strict=True):
-            if parameter.grad is not view:
-                parameter.grad = view
-        self._touched = [False] * len(self.parameters)
+        for parameter in self.parameters:
+            parameter.grad = None
 
-    def backward(self, loss: Tensor, num_samples: float, last: bool = True) -> None:
-        """Run backward of a mean loss over `num_samples`; `last` ends the accumulation and starts reductions."""
+    def backward(
+        self, loss: Tensor, num_samples: float, last: bool = True, global_samples: float | None = None
+    ) -> None:
+        self._explicit = True
         self._weight = (self._weight or 0.0) + num_samples
-        self._launching = last
+        self._share += num_samples / (global_samples or 1.0)
+        factor = num_samples / ((global_samples or 1.0) * self._exchange.sum_scale)
+        if self._order is None and not self._sentinels:
+            self._hook_sentinels()
+        self._set_aside()
+        self._launching, self._inside_backward = last, True
         try:
-            (loss * num_samples).backward()
+            (loss if factor == 1.0 else loss * factor).backward()
         finally:
-            self._launching = True
+            self._launching, self._inside_backward = True, False
+        if not last:
+            self._add_up()
 
     def contribute_nothing(self) -> None:
-        """Take part in a step without samples: zero gradients of weight 0."""
+        self._explicit = True
         self._weight = self._weight or 0.0
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """For unchanged code: backward passes inside add up locally, and the next one outside reduces the sum."""
         self._launching = False
         try:
             yield
         finally:
             self._launching = True
 
+    @torch.no_grad()
     def finish(self, clip_norm: float = 0.0, extras: Tensor | None = None) -> Reduction:
-        """Complete the reduction: afterwards every `.grad` is the mean over all samples of all ranks.
-
-        Gradients are scaled down to the global norm `clip_norm` if that is above 0. A parameter
-        that no rank used gets `.grad = None`, so that the optimizer leaves it alone. `extras`
-        (num_extras,) are summed over ranks on the way.
-        Raises what the engine raises if a rank is gone.
-        """
-        for index, ready in enumerate(self._ready):
-            if not ready:
-                self._adopt(index)
-        tail = self._buckets[-1].extras
-        num_parameters = len(self.parameters)
-        marks = [1.0 if self._weight is None else self._weight, *map(float, self._touched)]
-        tail[: 1 + num_parameters] = torch.tensor(marks, device=tail.device)
-        if extras is not None:
-            tail[1 + num_parameters :] = extras
-        while self._next_bucket < len(self._buckets):
-            self._launch(self._buckets[self._next_bucket])
-        began = time.perf_counter()
-        for bucket in self._buckets:
-            self._wait(bucket)
-        wait_seconds = time.perf_counter() - began
-        sums = tail.tolist()
-        weight = sums[0]
+        check_frozen(self._frozen)
+        self.start_rest(extras)
+        arrived = self._ended_backward
+        self._exchange.wait()
+        ended = time.perf_counter()
+        sums = self._tail.read(self._buckets[-1].extras, arrived, self._order is not None)
         # 0 only if every rank contributed nothing.
-        divisor = weight if weight > 0 else 1.0
-        norms = [torch.linalg.vector_norm(b.gradients, dtype=torch.float32) for b in self._buckets if b.plan.slots]
-        grad_norm = float(torch.linalg.vector_norm(torch.stack(norms)).item()) / divisor
+        divisor = sums.share if sums.share > 0 else 1.0
+        grad_norm = self._norm() / divisor
         finite = math.isfinite(grad_norm)
-        scale = 1.0 / divisor
+        scale = 1.0 if math.isclose(divisor, 1.0, rel_tol=1e-6) else 1.0 / divisor
         if finite and 0 < clip_norm < grad_norm:
             scale *= clip_norm / grad_norm
         if scale != 1.0:
             for bucket in self._buckets:
                 bucket.gradients.mul_(scale)
-        for index in range(num_parameters):
-            if sums[1 + index] == 0:
-                self.parameters[index].grad = None
+        self._hand_out(sums.used)
+        wait_seconds = ended - arrived
+        if self.spans is not None:
+            self.spans.append(("wait", arrived, ended))
+        learning = self._order is not None and (sums.used is None or any(sums.used))
         self._reset()
-        return Reduction(grad_norm, finite, weight, wait_seconds, tail[1 + num_parameters :].clone())
+        self._reduced = True
+        if learning:
+            self._follow_order(sums.order)
+        return Reduction(
+            grad_norm, finite, sums.weight, wait_seconds, min(wait_seconds, sums.straggler_seconds), sums.extras
+        )
+
+    def watch_steps_of(self, optimizer: Optimizer) -> None:
+        """Have unchanged code reduce before this optimizer's step at the latest."""
+        self._step_hook = optimizer.register_step_pre_hook(lambda *_: self._finish_unchanged())
 
     def remove(self) -> None:
-        """Detach from the model: gradients are ordinary tensors again."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._unhook()
+        if self._step_hook is not None:
+            self._step_hook.remove()
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
+    # Arrival of gradients.
+
+    def _hook_all(self) -> None:
+        self._unhook()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._arrival(index))
+            for index, parameter in enumerate(self.parameters)
+        ]
+
+    def _hook_sentinels(self) -> None:
+        """Where the reducer itself runs backward, a bucket is full when its last gradient is there: one hook each."""
+        self._unhook()
+        self._sentinels = True
+        for plan in self.plans:
+            trained = [p for p in (self.parameters[slot.parameter] for slot in plan.slots) if p.requires_grad]
+            if trained:
+                self._hooks.append(trained[-1].register_post_accumulate_grad_hook(self._sentinel))
+
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _arrival(self, index: int) -> Callable[[Tensor], None]:
         def gradient_is_in(parameter: Tensor) -> None:
-            bucket = self._buckets[self._bucket_of[index]]
-            if bucket.pending is not None:
-                raise RuntimeError(
-                    f"a second backward reached {self.names[index]} while its all-reduce is in flight: "
-                    "pass last=False for all but the last micro-batch, and call finish() after that"
-                )
-            self._touched[index] = True
-            if parameter.grad is not self._views[index]:
-                self._adopt(index)
-            if not self._launching or self._ready[index]:
+            if self._bucket_of[index] < self._next_bucket:
+                raise RuntimeError(self._second_backward(index))
+            if not self._launching or self._arrived[index]:
                 return
-            if self._weight is None and not self._callback_queued:
+            if self._order is not None:
+                self._order.append(index)
+            if not self._inside_backward and not self._callback_queued:
                 # Unchanged code clips or unscales right after backward, so it must end with the reduction done.
                 self._callback_queued = True
+                self.communicator.unfinished.append(self)
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
-            self._ready[index] = True
-            bucket.waiting -= 1
-            while self._next_bucket < len(self._buckets) - 1 and self._buckets[self._next_bucket].waiting == 0:
-                self._launch(self._buckets[self._next_bucket])
+            self._arrived[index] = True
+            self._missing[self._bucket_of[index]] -= 1
+            while self._next_bucket < len(self._buckets) - 1 and self._missing[self._next_bucket] == 0:
+                self._start_next()
+            self._exchange.progress()
 
         return gradient_is_in
 
+    def _sentinel(self, _: Tensor) -> None:
+        if not self._inside_backward:
+            raise RuntimeError("this model is trained by reducer.backward(loss, ...): do not call loss.backward()")
+        if not self._launching:
+            return
+        while self._next_bucket < len(self._buckets) - 1 and self._is_full(self._next_bucket):
+            self._start_next()
+        self._exchange.progress()
+
+    def _is_full(self, bucket: int) -> bool:
+        return all(self.parameters[slot.parameter].grad is not None for slot in self.plans[bucket].slots)
+
     def _finish_backward(self) -> None:
+        # One backward may reach several models, in another order on another rank: none waits before all have started.
+        waiting = self.communicator.unfinished
+        for reducer in waiting:
+            reducer.start_rest()
+        waiting.clear()
         self.finish()
 
-    def _adopt(self, index: int) -> None:
-        """Bring a gradient that user code replaced or removed back into its bucket."""
-        parameter, view = self.parameters[index], self._views[index]
-        if parameter.grad is view:
-            return
-        if parameter.grad is None:
-            view.zero_()
-            self._touched[index] = False
-        elif parameter.grad.data_ptr() != view.data_ptr():
-            view.copy_(parameter.grad)
-        parameter.grad = view
+    def _finish_unchanged(self) -> None:
+        """Before an optimizer's step in unchanged code, where this rank's loss reached no parameter."""
+        if not self._explicit and not self._reduced:
+            self.finish()
+        self._reduced = False
 
-    def _launch(self, bucket: _Bucket) -> None:
-        """Start the next bucket in order. The last one, which carries the extras, starts in `finish`."""
+    def _second_backward(self, index: int) -> str:
+        return (
+            f"a second backward reached {self.specs[index].name} while its all-reduce is in flight: "
+            "pass last=False for all but the last micro-batch, and call finish() after that"
+        )
+
+    # From gradients to buckets and back.
+
+    @torch.no_grad()
+    def start_rest(self, extras: Tensor | None = None) -> None:
+        """Backward has ended: start every bucket that has not been, the last one with its tail."""
+        if self._next_bucket == len(self._buckets):
+            return
+        self._ended_backward = time.perf_counter()
+        while self._next_bucket < len(self._buckets) - 1:
+            self._start_next()
+        self._collect(self._next_bucket)
+        unchanged = self._weight is None
+        weight = 1.0 if unchanged else float(self._weight or 0.0)
+        share = self._exchange.sum_scale if unchanged else self._share
+        tail = self._buckets[-1].extras
+        self._tail.fill(tail, weight, share, self._ended_backward, self._used, self._order, extras)
+        self._start_collected()
+
+    @torch.no_grad()
+    def _start_next(self) -> None:
+        self._collect(self._next_bucket)
+        self._start_collected()
+
+    def _start_collected(self) -> None:
         index = self._next_bucket
         self._next_bucket += 1
-        payload = bucket.buffer
-        if bucket.wire is not None:
-            bucket.wire.copy_(bucket.buffer)
-            payload = bucket.wire
-        bucket.pending = self.communicator.start_allreduce(payload, f"{self._name}.bucket{index}", bucket=True)
+        began = time.perf_counter() if self.spans is not None else 0.0
+        self._exchange.start(index)
+        if self.spans is not None:
+            num_bytes = self._buckets[index].buffer.numel() * self._buckets[index].buffer.element_size()
+            self.spans.append((f"start bucket {index} ({num_bytes / 1e6:.1f} MB)", began, time.perf_counter()))
 
-    def _wait(self, bucket: _Bucket) -> None:
-        if bucket.pending is None:
-            return
-        bucket.pending.wait()
-        bucket.pending = None
-        if bucket.wire is not None:
-            bucket.buffer.copy_(bucket.wire)
+    def _collect(self, bucket: int) -> None:
+        self._take_in([slot.parameter for slot in self.plans[bucket].slots], zero_missing=True)
+
+    @torch.no_grad()
+    def _set_aside(self) -> None:
+        """Leave every parameter without a gradient, so that backward makes new ones; what is there goes to buckets."""
+        for index, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
+            gradient = parameter.grad
+            if gradient is not None:
+                if gradient is not view:
+                    view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+                parameter.grad = None
+            self._used[index] = gradient is not None
+
+    @torch.no_grad()
+    def _add_up(self) -> None:
+        """After a micro-batch that is not the last: gradients are what has been added up so far."""
+        self._take_in(range(len(self.parameters)), zero_missing=False)
+        for parameter, view, used in zip(self.parameters, self._views, self._used, strict=True):
+            if used:
+                parameter.grad = view
+
+    def _take_in(self, indices: Sequence[int], zero_missing: bool) -> None:
+        copied: tuple[list[Tensor], list[Tensor]] = ([], [])
+        added: tuple[list[Tensor], list[Tensor]] = ([], [])
+        missing = []
+        for index in indices:
+            parameter, view = self.parameters[index], self._views[index]
+            gradient = parameter.grad
+            if gradient is None:
+                if zero_missing and not self._used[index]:
+                    missing.append(view)
+                continue
+            if gradient is not view:
+                targets, sources = added if self._used[index] else copied
+                targets.append(view)
+                sources.append(gradient.to_dense() if gradient.is_sparse else gradient.detach())
+            self._used[index] = True
+            parameter.grad = None
+        if copied[0]:
+            torch._foreach_copy_(copied[0], copied[1])
+        if added[0]:
+            torch._foreach_add_(added[0], added[1])
+        if missing:
+            torch._foreach_zero_(missing)
+
+    def _hand_out(self, used: Sequence[bool] | None) -> None:
+        """Give each parameter its view; `used` None: all were used by some rank."""
+        for index, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
+            if parameter.grad is not None:
+                raise RuntimeError(self._second_backward(index))
+            if used is None or used[index]:
+                parameter.grad = view
+
+    def _norm(self) -> float:
+        square = self._exchange.square_norm()
+        if square is not None:
+            return math.sqrt(square) if square >= 0 else math.nan
+        norms = [
+            torch.linalg.vector_norm(b.gradients, dtype=torch.float32) for b in self._buckets if b.gradients.numel()
+        ]
+        return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+    # The layout.
+
+    def _lay_out(self, plans: Sequence[BucketPlan]) -> None:
+        self.plans: Sequence[BucketPlan] = tuple(plans)
+        self._bucket_of = [0] * len(self.parameters)
+        self._buckets: list[Bucket] = []
+        used: dict[torch.dtype, int] = dict.fromkeys(self._arenas, 0)
+        for number, plan in enumerate(self.plans):
+            dtype = torch_dtype(plan)
+            start = used[dtype]
+            flat = self._arenas[dtype][start:]
+            for slot in plan.slots:
+                self._bucket_of[slot.parameter] = number
+                parameter = self.parameters[slot.parameter]
+                part = flat[slot.offset : slot.offset + slot.numel]
+                self._views[slot.parameter] = part.as_strided(parameter.size(), gradient_strides(parameter))
+            num_extras = self._tail.numel if number == len(self.plans) - 1 else 0
+            used[dtype] = start + plan.numel + num_extras
+            matrices = tuple(self._views[slot.parameter] for slot in plan.slots)
+            names = [self.specs[slot.parameter].name for slot in plan.slots]
+            description = f"{names[0]} to {names[-1]}" if names else "no gradients"
+            buffer = self._arenas[dtype][start : used[dtype]]
+            self._buckets.append(Bucket(buffer, num_extras, matrices, description))
+        self._missing = [len(plan.slots) for plan in self.plans]
+        self._exchange.set_buckets(self._buckets)
+
+    def _follow_order(self, order: Sequence[int]) -> None:
+        """Lay the buckets out by rank 0's order of arrival; gradients that were handed out move along."""
+        self._order = None
+        gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in self.parameters]
+        for arena in self._arenas.values():
+            # What lies between the gradients of the new layout must be 0: it counts in the norm.
+            arena.zero_()
+        self._lay_out(self._replan(order))
+        for parameter, view, gradient in zip(self.parameters, self._views, gradients, strict=True):
+            if gradient is not None:
+                parameter.grad = view.copy_(gradient)
 
     def _settle(self) -> None:
-        """Let reductions of an abandoned step end before their buffers are touched."""
-        while 0 < self._next_bucket < len(self._buckets):
-            self._launch(self._buckets[self._next_bucket])
-        for bucket in self._buckets:
-            self._wait(bucket)
+        """Let reductions of an abandoned step end before their buckets are touched."""
+        if self._next_bucket:
+            for parameter in self.parameters:
+                parameter.grad = None
+            while self._next_bucket < len(self._buckets):
+                self._start_next()
+            self._exchange.wait()
         self._reset()
 
     def _reset(self) -> None:
-        self._ready = [False] * len(self.parameters)
+        self._arrived = [False] * len(self.parameters)
+        self._used = [False] * len(self.parameters)
+        self._missing = [len(plan.slots) for plan in self.plans]
         self._next_bucket = 0
-        self._weight = None
+        self._weight, self._share = None, 0.0
         self._callback_queued = False
-        for bucket in self._buckets:
-            bucket.waiting = len(bucket.plan.slots)
-
-
-def _spec(name: str, parameter: nn.Parameter) -> ParameterSpec:
-    return ParameterSpec(name, tuple(parameter.shape), str(parameter.dtype), parameter.element_size())
-
-
-def _view(flat: Tensor, parameter: nn.Parameter) -> Tensor:
-    """A view of `flat` with the parameter's shape, and its strides where they fill it without gaps."""
-    strides = sorted(
-        ((stride, length) for stride, length in zip(parameter.stride(), parameter.shape, strict=True) if length != 1)
-    )
-    expected = 1
-    for stride, length in strides:
-        if stride != expected:
-            return flat.view(parameter.shape)
-        expected *= length
-    return flat.as_strided(parameter.size(), parameter.stride())
+        if self._order is not None:
+            self._order = []

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from perception.config import DistributedConfig
+from perception.distributed.buckets import BucketPlan, plan_buckets
 from perception.distributed.choice import choose_engine, choose_transport
 from perception.distributed.communicator import Communicator, SoloCommunicator
 from perception.distributed.environment import RankEnvironment, master_address, rank_environment
+from perception.distributed.exchanges import open_exchange
+from perception.distributed.layout import parameter_spec, with_tail
 from perception.distributed.reducer import GradientReducer
+from perception.distributed.reduction import Reducer
+from perception.distributed.shared_segment import SharedCounters, SharedSegment, open_segment
+from perception.distributed.solo_reducer import SoloReducer
+from perception.distributed.stall_watch import StallWatch
 from perception.distributed.state import broadcast_model, broadcast_optimizer, check_same_everywhere
 from perception.errors import UserError
 
 _MIB = 1 << 20
+_ENGINE_GRACE_SECONDS = 10
+"""An engine's own time limit comes later than the watch's, which knows whom it waits for."""
 
 
 def connect(config: DistributedConfig | None = None, environ: MutableMapping[str, str] | None = None) -> Communicator:
@@ -38,15 +47,23 @@ def connect(config: DistributedConfig | None = None, environ: MutableMapping[str
             raise UserError(f"distributed.engine = solo, but {place.launcher} started {place.size} ranks")
         return SoloCommunicator(device)
     transport = choose_transport(engine, config.transport, device.type == "cuda", mpi="OMPI_COMM_WORLD_RANK" in environ)
+    watch = StallWatch(place.rank, place.size, config.stall_warning_seconds, config.timeout_seconds)
     if engine == "torch":
         from perception.distributed.torch_engine import TorchCommunicator
 
         master = ("127.0.0.1", _free_port()) if place.size == 1 else master_address(environ, place)
-        return TorchCommunicator(place, device, transport, master, config.timeout_seconds)
-    _prepare_horovod(config, transport, place, environ)
-    from perception.distributed.horovod_engine import HorovodCommunicator
+        communicator: Communicator = TorchCommunicator(
+            place, device, transport, master, config.timeout_seconds + _ENGINE_GRACE_SECONDS, watch
+        )
+    else:
+        _prepare_horovod(config, transport, place, environ)
+        from perception.distributed.horovod_engine import HorovodCommunicator
 
-    return HorovodCommunicator(place, device, transport)
+        communicator = HorovodCommunicator(place, device, transport, watch)
+    counters = open_segment(communicator, 0)
+    if isinstance(counters, SharedSegment):
+        watch.attach(SharedCounters(counters))
+    return communicator
 
 
 def distribute(
@@ -55,25 +72,35 @@ def distribute(
     communicator: Communicator,
     config: DistributedConfig | None = None,
     num_extras: int = 0,
-) -> GradientReducer:
-    """Make a model and its optimizer distributed.
+) -> Reducer:
+    """Make a model and its optimizer distributed. Collective.
 
     Compares models over ranks, gives all of them rank 0's weights, buffers and optimizer
     state, and takes over the gradients: they are averaged when `loss.backward()` returns.
+    Raises UserError if ranks have different models or shared memory was asked for and cannot be had.
     """
     config = config or DistributedConfig()
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    reducer = GradientReducer(
-        trained,
-        communicator,
-        int(config.first_bucket_mib * _MIB),
-        int(config.bucket_mib * _MIB),
-        num_extras,
-    )
-    check_same_everywhere(communicator, reducer.specs, reducer.plans, model)
+    named = list(model.named_parameters())
+    trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    frozen = [(name, parameter) for name, parameter in named if not parameter.requires_grad]
+    if not trained:
+        raise ValueError("no parameter requires a gradient: nothing to reduce")
+    if communicator.size == 1:
+        return SoloReducer(trained, frozen, num_extras)
+    specs = [parameter_spec(name, parameter) for name, parameter in trained]
+
+    def plan(order: Sequence[int] | None = None) -> tuple[BucketPlan, ...]:
+        sizes = int(config.first_bucket_mib * _MIB), int(config.bucket_mib * _MIB)
+        return with_tail(plan_buckets(specs, *sizes, order))
+
+    plans = plan()
+    check_same_everywhere(communicator, specs, plans, model)
+    exchange = open_exchange(communicator, config, plans, len(specs), num_extras)
+    reducer = GradientReducer(trained, communicator, plans, exchange, plan, num_extras, frozen)
     broadcast_model(communicator, model)
     if optimizer is not None:
         broadcast_optimizer(communicator, optimizer)
+        reducer.watch_steps_of(optimizer)
     return reducer
 
 
@@ -100,9 +127,10 @@ def _prepare_horovod(
     # Flat buckets are fused already; fusing them again would depend on timing and copy once more.
     environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
     environ.setdefault("HOROVOD_CYCLE_TIME", str(config.horovod_cycle_time_milliseconds))
-    environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(max(10, int(config.timeout_seconds / 5))))
-    environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(int(config.timeout_seconds)))
-    environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(int(config.timeout_seconds)))
+    limit = int(config.timeout_seconds) + _ENGINE_GRACE_SECONDS
+    environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(limit))
+    environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(limit))
+    environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(limit))
     under_mpirun = "OMPI_COMM_WORLD_RANK" in environ
     if transport == "gloo" and under_mpirun:
         raise UserError("distributed.transport = gloo, but mpirun started this rank: take mpi, or start by --ranks N")

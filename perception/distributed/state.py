@@ -32,11 +32,13 @@ def check_same_everywhere(
     if len(set(digests)) == 1:
         return
     # Only now, when something is wrong, are the long lists exchanged.
-    rows = communicator.allgather_object([[s.name, list(s.shape), s.dtype, s.element_bytes] for s in specs])
+    rows = communicator.allgather_object(
+        [[s.name, list(s.shape), s.dtype, s.element_bytes, list(s.strides)] for s in specs]
+    )
     lists = communicator.allgather_object(buffers)
-    reference = [ParameterSpec(row[0], tuple(row[1]), row[2], row[3]) for row in rows[0]]
+    reference = [_spec(row) for row in rows[0]]
     for rank in range(1, communicator.size):
-        theirs = [ParameterSpec(row[0], tuple(row[1]), row[2], row[3]) for row in rows[rank]]
+        theirs = [_spec(row) for row in rows[rank]]
         difference = first_difference(reference, theirs, 0, rank)
         if difference is None and lists[0] != lists[rank]:
             position, (here, there) = next(
@@ -128,6 +130,10 @@ def _unpack(value: Any, tensors: Sequence[Tensor]) -> Any:
     if "tuple" in value:
         return tuple(_unpack(item, tensors) for item in value["tuple"])
     return {_unpack(key, tensors): _unpack(item, tensors) for key, item in value["dict"]}
+
+
+def _spec(row: Sequence[Any]) -> ParameterSpec:
+    return ParameterSpec(row[0], tuple(row[1]), row[2], row[3], tuple(row[4]))
 
 
 def _zip_longest(left: Sequence[str], right: Sequence[str]) -> Iterable[tuple[str, str]]:

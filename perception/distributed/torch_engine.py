@@ -12,17 +12,20 @@ from torch import Tensor
 
 from perception.distributed.communicator import Communicator, Pending, ReduceOp
 from perception.distributed.environment import RankEnvironment
+from perception.distributed.stall_watch import StallWatch
 from perception.errors import UserError
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
 class _Work:
-    def __init__(self, work: dist.Work) -> None:
+    def __init__(self, work: dist.Work, watch: StallWatch) -> None:
         self._work = work
+        self._watch = watch
 
     def wait(self) -> None:
-        self._work.wait()
+        with self._watch.waiting():
+            self._work.wait()
 
 
 class TorchCommunicator(Communicator):
@@ -35,8 +38,9 @@ class TorchCommunicator(Communicator):
         transport: str,
         master: tuple[str, int],
         timeout_seconds: float,
+        watch: StallWatch | None = None,
     ) -> None:
-        super().__init__(place, device)
+        super().__init__(place, device, watch)
         self.transport = transport
         timeout = datetime.timedelta(seconds=timeout_seconds)
         host, port = master
@@ -54,25 +58,24 @@ class TorchCommunicator(Communicator):
                 f"rank {place.rank} of {place.size} could not meet rank 0 at {host}:{port} ({_first_line(error)}): "
                 "check MASTER_ADDR, MASTER_PORT and that every rank started"
             ) from error
-        # Buckets have a group of their own: their order among themselves is fixed, but not against
-        # calls that run inside forward and backward (synchronised batch norm).
-        self._groups: dict[str, dist.ProcessGroup] = {
-            "calls": dist.new_group(backend="gloo", timeout=timeout),
-            "buckets": dist.new_group(backend=transport, timeout=timeout),
-        }
+        self._timeout = timeout
+        self._groups: dict[str, dist.ProcessGroup] = {"calls": dist.new_group(backend="gloo", timeout=timeout)}
         if transport == "nccl":
             self._groups["calls on GPU"] = dist.new_group(backend="nccl", timeout=timeout)
         # Also where nobody calls `shutdown`: a thread of Gloo that lets go of a tensor while the interpreter
         # shuts down aborts the process, so they must all have ended before.
         atexit.register(self._destroy)
 
-    def start_allreduce(self, flat: Tensor, name: str, op: ReduceOp = "sum", bucket: bool = False) -> Pending:
-        work = dist.all_reduce(flat, op=_OPS[op], group=self._group(flat, bucket), async_op=True)
+    def start_allreduce(self, flat: Tensor, name: str, op: ReduceOp = "sum", stream: str = "") -> Pending:
+        self.watch.reached(name)
+        work = dist.all_reduce(flat, op=_OPS[op], group=self._group(flat, stream), async_op=True)
         assert work is not None
-        return _Work(work)
+        return _Work(work, self.watch)
 
     def broadcast_flat(self, flat: Tensor, root: int, name: str) -> None:
-        dist.broadcast(flat, src=root, group=self._group(flat, bucket=False))
+        self.watch.reached(name)
+        with self.watch.waiting():
+            dist.broadcast(flat, src=root, group=self._group(flat))
 
     def shutdown(self) -> None:
         if not self._groups:
@@ -89,9 +92,14 @@ class TorchCommunicator(Communicator):
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _group(self, flat: Tensor, bucket: bool) -> dist.ProcessGroup:
-        if bucket:
-            return self._groups["buckets"]
+    def open_stream(self, name: str) -> None:
+        # A group matches calls by their order: buckets of one model are in a fixed one among themselves, but not
+        # against another model's, nor against calls within forward and backward (synchronised batch norm).
+        self._groups[name] = dist.new_group(backend=self.transport, timeout=self._timeout)
+
+    def _group(self, flat: Tensor, stream: str = "") -> dist.ProcessGroup:
+        if stream:
+            return self._groups[stream]
         return self._groups["calls on GPU" if flat.is_cuda else "calls"]
 
 
