@@ -43,6 +43,14 @@ class Neighbours:
     """Every host has equally many ranks."""
 
 
+class SharedCalls(Protocol):
+    """Calls among the ranks of one host that do not need the engine."""
+
+    def combine(self, flat: Tensor, op: str, name: str) -> None: ...
+
+    def broadcast(self, flat: Tensor, root: int, name: str) -> None: ...
+
+
 class Communicator(ABC):
     """The ranks of one run. Collective: every rank calls the same methods in the same order."""
 
@@ -58,6 +66,7 @@ class Communicator(ABC):
         self.node_rank = place.node_rank
         self.device = device
         self._neighbours: Neighbours | None = None
+        self._calls: SharedCalls | None = None
         self.num_reducers = 0
         """Gradient reducers made so far, in the same order on every rank: part of their buckets' names."""
         self.exchanges: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -83,6 +92,15 @@ class Communicator(ABC):
             self._neighbours = Neighbours(ranks, ranks.index(self.rank), same)
         return self._neighbours
 
+    def share_calls(self, calls: SharedCalls) -> None:
+        """From now on all calls on tensors in main memory go through memory that all ranks share."""
+        self._calls = calls
+
+    def progress(self) -> bool:
+        """Do this rank's share of what others may be waiting for; tells whether there was any."""
+        worked = [bool(exchange.progress()) for exchange in self.exchanges]
+        return any(worked)
+
     def allreduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
         """Combine a tensor of equal shape over ranks; returns a new one with the same strides.
 
@@ -92,13 +110,18 @@ class Communicator(ABC):
         _refuse_unknown(tensor.dtype)
         flat = tensor.detach().contiguous().reshape(-1)
         wire = flat.to(self.wire_dtype(flat.dtype), copy=True)
-        if wire.numel():
-            self.start_allreduce(wire, f"allreduce.{op}.{wire.dtype}.{wire.numel()}", op).wait()
+        self._combine(wire, f"allreduce.{op}.{wire.dtype}.{wire.numel()}", op)
         if tensor.dtype is torch.bool:
             wire = wire > 0
         result = torch.empty_like(tensor)
         result.copy_(wire.view(tensor.shape))
         return result
+
+    def _combine(self, flat: Tensor, name: str, op: ReduceOp) -> None:
+        if self._calls is not None and not flat.is_cuda:
+            self._calls.combine(flat, op, name)
+        elif flat.numel():
+            self.start_allreduce(flat, name, op).wait()
 
     def average(self, tensor: Tensor) -> Tensor:
         """Mean over ranks of a floating-point tensor; integers are refused, as their mean is no integer."""
@@ -117,8 +140,7 @@ class Communicator(ABC):
         start = sum(words[: self.rank])
         own = buffer[start : start + words[self.rank]].view(tensor.dtype)
         own[: tensor.numel()] = tensor.detach().reshape(-1)
-        if buffer.numel():
-            self.start_allreduce(buffer, f"allgather.{buffer.numel()}", "sum").wait()
+        self._combine(buffer, f"allgather.{buffer.numel()}", "sum")
         return [
             part.view(tensor.dtype)[:size].clone().reshape(shape)
             for part, size, shape in zip(buffer.split(words), sizes, shapes, strict=True)
@@ -129,8 +151,11 @@ class Communicator(ABC):
         _refuse_unknown(tensor.dtype)
         flat = tensor.detach().contiguous().reshape(-1)
         wire = flat.to(self.wire_dtype(flat.dtype), copy=True)
-        if wire.numel():
-            self.broadcast_flat(wire, root, f"broadcast.{root}.{wire.dtype}.{wire.numel()}")
+        name = f"broadcast.{root}.{wire.dtype}.{wire.numel()}"
+        if self._calls is not None and not wire.is_cuda:
+            self._calls.broadcast(wire, root, name)
+        elif wire.numel():
+            self.broadcast_flat(wire, root, name)
         result = torch.empty_like(tensor)
         result.copy_(wire.view(tensor.shape))
         return result

@@ -6,6 +6,7 @@ file) lets ranks of one host add them up in place; `PowerSgdExchange` sends low-
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,6 +33,10 @@ class Bucket:
     description: str
     """For people: the parameters in it."""
 
+    def title(self, index: int) -> str:
+        """For a picture of the step."""
+        return f"bucket {index} ({self.buffer.numel() * self.buffer.element_size() / 1e6:.1f} MB)"
+
     @property
     def gradients(self) -> Tensor:
         return self.buffer[: self.buffer.numel() - self.num_extras]
@@ -46,6 +51,8 @@ class Exchange(Protocol):
 
     sum_scale: float
     """By what the sums of gradients, not of extras, come out multiplied."""
+    spans: list[tuple[str, float, float]] | None
+    """Receives (name, begin, end) of the work on each bucket if it is a list; seconds of time.perf_counter."""
 
     @property
     def extra_bytes(self) -> int:
@@ -60,8 +67,8 @@ class Exchange(Protocol):
     def start(self, index: int) -> None:
         """This rank's part of bucket `index` is complete and may be changed from now on."""
 
-    def progress(self) -> None:
-        """Do what can be done without waiting."""
+    def progress(self) -> bool:
+        """Do what can be done without waiting; tells whether there was anything."""
 
     def wait(self) -> None:
         """Block until every started bucket holds its sum; raise if another rank is gone or too late."""
@@ -81,7 +88,8 @@ class EngineExchange:
         self._wire_format = wire_format
         self._buckets: list[Bucket] = []
         self._wires: list[Tensor | None] = []
-        self._pending: list[tuple[int, Pending]] = []
+        self._pending: list[tuple[int, float, Pending]] = []
+        self.spans: list[tuple[str, float, float]] | None = None
 
     @property
     def extra_bytes(self) -> int:
@@ -109,17 +117,21 @@ class EngineExchange:
             torch.mul(bucket.gradients, self._wire_scale(wire), out=wire)
             payload = wire
         if payload.numel():
-            self._pending.append((index, self._communicator.start_allreduce(payload, name, stream=self._name)))
+            self._pending.append(
+                (index, time.perf_counter(), self._communicator.start_allreduce(payload, name, stream=self._name))
+            )
         if wire is not None and bucket.num_extras:
             extras = self._communicator.start_allreduce(bucket.extras, f"{self._name}.extras", stream=self._name)
-            self._pending.append((-1, extras))
+            self._pending.append((-1, time.perf_counter(), extras))
 
-    def progress(self) -> None:
-        return None
+    def progress(self) -> bool:
+        return False
 
     def wait(self) -> None:
-        for index, pending in self._pending:
+        for index, began, pending in self._pending:
             pending.wait()
+            if self.spans is not None and index >= 0:
+                self.spans.append((self._buckets[index].title(index), began, time.perf_counter()))
             wire = self._wires[index] if index >= 0 else None
             if wire is not None:
                 torch.mul(wire, 1 / self._wire_scale(wire), out=self._buckets[index].gradients)

@@ -46,7 +46,10 @@ def _shared_arenas(
     asked = config.local_reduction == "shared_memory"
     if config.local_reduction == "engine":
         return None
-    reasons = communicator.allgather_object(_obstacle(communicator, config))
+    own = cannot_reduce_in_memory(communicator)
+    if own is None and config.wire_format != "fp32" and not asked:
+        own = f"distributed.wire_format = {config.wire_format} was asked for"
+    reasons = communicator.allgather_object(own)
     reason = next((text for text in reasons if text), None)
     if reason is None:
         tail_numel = Tail(communicator, num_parameters, num_extras).numel
@@ -63,11 +66,10 @@ def _shared_arenas(
     return None
 
 
-def _obstacle(communicator: Communicator, config: DistributedConfig) -> str | None:
+def cannot_reduce_in_memory(communicator: Communicator) -> str | None:
+    """Why this rank cannot reduce in memory that all ranks share; None if it can."""
     if communicator.local_size < communicator.size:
         return "ranks are on several hosts"
-    if config.wire_format != "fp32" and config.local_reduction == "auto":
-        return f"distributed.wire_format = {config.wire_format} was asked for"
     if communicator.device.type != "cpu":
         return "gradients are not in main memory"
     if platform.machine() not in ("x86_64", "AMD64"):

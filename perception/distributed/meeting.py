@@ -42,6 +42,10 @@ def join_rendezvous(place: RankEnvironment, master: tuple[str, int], timeout_sec
         names = [store.get(f"roadfuse/host{node}").decode() for node in range(place.num_nodes)]
         store.set("roadfuse/rendezvous", str(_serve(names, place)))
     rendezvous_port = store.get("roadfuse/rendezvous").decode()
+    store.set(f"roadfuse/met{place.rank}", "1")
+    if place.rank == 0:
+        # The store goes with this function: not before every rank has read from it.
+        store.wait([f"roadfuse/met{rank}" for rank in range(place.size)])
     return {
         "HOROVOD_RANK": str(place.rank),
         "HOROVOD_SIZE": str(place.size),

@@ -54,7 +54,6 @@ class GradientReducer:
         self.parameters = [parameter for _, parameter in parameters]
         self.specs: Sequence[ParameterSpec] = [parameter_spec(name, parameter) for name, parameter in parameters]
         self.num_extras = num_extras
-        self.spans: list[tuple[str, float, float]] | None = None
         self._exchange, self._replan = exchange, replan
         self._frozen = frozen
         self._tail = Tail(communicator, len(self.parameters), num_extras)
@@ -65,8 +64,9 @@ class GradientReducer:
         """This step's last micro-batch has reached it. Kept only while every parameter has its hook."""
         self._used = [False] * len(self.parameters)
         """Its part of the bucket holds gradients of this step."""
-        self._order: list[int] | None = []
-        """In which gradients arrive; None once the buckets follow it."""
+        self._learning: list[int] | None = []
+        """Parameters in the order in which their gradients arrive; None once the buckets follow it."""
+        self._order: tuple[int, ...] | None = None
         self._next_bucket = 0
         self._launching = True
         self._inside_backward = False
@@ -76,6 +76,7 @@ class GradientReducer:
         """Gradients are means over ranks already, and no optimizer has stepped since."""
         self._callback_queued = False
         self._ended_backward = 0.0
+        self._busy_seconds = 0.0
         self._weight: float | None = None
         """Samples of this rank in this step; None in unchanged code, where each rank weighs 1."""
         self._share = 0.0
@@ -91,6 +92,18 @@ class GradientReducer:
         own = sum(arena.numel() * arena.element_size() for arena in self._arenas.values())
         return own + self._exchange.extra_bytes
 
+    @property
+    def spans(self) -> list[tuple[str, float, float]] | None:
+        return self._exchange.spans
+
+    @spans.setter
+    def spans(self, spans: list[tuple[str, float, float]] | None) -> None:
+        self._exchange.spans = spans
+
+    @property
+    def order(self) -> Sequence[int] | None:
+        return self._order
+
     def zero_grad(self) -> None:
         self._settle()
         for parameter in self.parameters:
@@ -103,7 +116,7 @@ class GradientReducer:
         self._weight = (self._weight or 0.0) + num_samples
         self._share += num_samples / (global_samples or 1.0)
         factor = num_samples / ((global_samples or 1.0) * self._exchange.sum_scale)
-        if self._order is None and not self._sentinels:
+        if self._learning is None and not self._sentinels:
             self._hook_sentinels()
         self._set_aside()
         self._launching, self._inside_backward = last, True
@@ -133,7 +146,7 @@ class GradientReducer:
         arrived = self._ended_backward
         self._exchange.wait()
         ended = time.perf_counter()
-        sums = self._tail.read(self._buckets[-1].extras, arrived, self._order is not None)
+        sums = self._tail.read(self._buckets[-1].extras, arrived, self._learning is not None)
         # 0 only if every rank contributed nothing.
         divisor = sums.share if sums.share > 0 else 1.0
         grad_norm = self._norm() / divisor
@@ -146,16 +159,17 @@ class GradientReducer:
                 bucket.gradients.mul_(scale)
         self._hand_out(sums.used)
         wait_seconds = ended - arrived
-        if self.spans is not None:
-            self.spans.append(("wait", arrived, ended))
-        learning = self._order is not None and (sums.used is None or any(sums.used))
+        straggler_seconds, busy_seconds = min(wait_seconds, sums.straggler_seconds), self._busy_seconds
+        learnt = self._learning is not None and (sums.used is None or any(sums.used))
         self._reset()
         self._reduced = True
-        if learning:
-            self._follow_order(sums.order)
-        return Reduction(
-            grad_norm, finite, sums.weight, wait_seconds, min(wait_seconds, sums.straggler_seconds), sums.extras
-        )
+        if learnt:
+            self.follow(sums.order)
+        return Reduction(grad_norm, finite, sums.weight, wait_seconds, straggler_seconds, busy_seconds, sums.extras)
+
+    def align_clocks(self, offset_seconds: float) -> None:
+        """What to add to this rank's time.perf_counter() to get rank 0's: arrival times are compared."""
+        self._tail.align_clocks(offset_seconds)
 
     def watch_steps_of(self, optimizer: Optimizer) -> None:
         """Have unchanged code reduce before this optimizer's step at the latest."""
@@ -197,8 +211,8 @@ class GradientReducer:
                 raise RuntimeError(self._second_backward(index))
             if not self._launching or self._arrived[index]:
                 return
-            if self._order is not None:
-                self._order.append(index)
+            if self._learning is not None:
+                self._learning.append(index)
             if not self._inside_backward and not self._callback_queued:
                 # Unchanged code clips or unscales right after backward, so it must end with the reduction done.
                 self._callback_queued = True
@@ -206,9 +220,7 @@ class GradientReducer:
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
             self._arrived[index] = True
             self._missing[self._bucket_of[index]] -= 1
-            while self._next_bucket < len(self._buckets) - 1 and self._missing[self._next_bucket] == 0:
-                self._start_next()
-            self._exchange.progress()
+            self._advance(lambda bucket: self._missing[bucket] == 0)
 
         return gradient_is_in
 
@@ -217,9 +229,15 @@ class GradientReducer:
             raise RuntimeError("this model is trained by reducer.backward(loss, ...): do not call loss.backward()")
         if not self._launching:
             return
-        while self._next_bucket < len(self._buckets) - 1 and self._is_full(self._next_bucket):
+        self._advance(self._is_full)
+
+    def _advance(self, is_full: Callable[[int], bool]) -> None:
+        """Within backward: start what is full, the last bucket excepted, and help with what others wait for."""
+        began = time.perf_counter()
+        while self._next_bucket < len(self._buckets) - 1 and is_full(self._next_bucket):
             self._start_next()
         self._exchange.progress()
+        self._busy_seconds += time.perf_counter() - began
 
     def _is_full(self, bucket: int) -> bool:
         return all(self.parameters[slot.parameter].grad is not None for slot in self.plans[bucket].slots)
@@ -259,7 +277,7 @@ class GradientReducer:
         weight = 1.0 if unchanged else float(self._weight or 0.0)
         share = self._exchange.sum_scale if unchanged else self._share
         tail = self._buckets[-1].extras
-        self._tail.fill(tail, weight, share, self._ended_backward, self._used, self._order, extras)
+        self._tail.fill(tail, weight, share, self._ended_backward, self._used, self._learning, extras)
         self._start_collected()
 
     @torch.no_grad()
@@ -270,11 +288,7 @@ class GradientReducer:
     def _start_collected(self) -> None:
         index = self._next_bucket
         self._next_bucket += 1
-        began = time.perf_counter() if self.spans is not None else 0.0
         self._exchange.start(index)
-        if self.spans is not None:
-            num_bytes = self._buckets[index].buffer.numel() * self._buckets[index].buffer.element_size()
-            self.spans.append((f"start bucket {index} ({num_bytes / 1e6:.1f} MB)", began, time.perf_counter()))
 
     def _collect(self, bucket: int) -> None:
         self._take_in([slot.parameter for slot in self.plans[bucket].slots], zero_missing=True)
@@ -365,9 +379,10 @@ class GradientReducer:
         self._missing = [len(plan.slots) for plan in self.plans]
         self._exchange.set_buckets(self._buckets)
 
-    def _follow_order(self, order: Sequence[int]) -> None:
-        """Lay the buckets out by rank 0's order of arrival; gradients that were handed out move along."""
-        self._order = None
+    @torch.no_grad()
+    def follow(self, order: Sequence[int]) -> None:
+        """Lay the buckets out by `order`; gradients that were handed out move along."""
+        self._learning, self._order = None, tuple(order)
         gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in self.parameters]
         for arena in self._arenas.values():
             # What lies between the gradients of the new layout must be 0: it counts in the norm.
@@ -394,5 +409,6 @@ class GradientReducer:
         self._next_bucket = 0
         self._weight, self._share = None, 0.0
         self._callback_queued = False
-        if self._order is not None:
-            self._order = []
+        self._busy_seconds = 0.0
+        if self._learning is not None:
+            self._learning = []

@@ -26,6 +26,8 @@ class Reduction:
     """From this rank's last gradient to the end of the reduction: stragglers, and what backward did not hide."""
     straggler_seconds: float
     """The part of it until the last rank had its gradients ready."""
+    busy_seconds: float
+    """This rank's work on the reduction within backward: copies into buckets, launches, its share of sums."""
     extras: Tensor
     """(num_extras,) fp32, the sums over ranks of what each passed to `finish`."""
 
@@ -44,7 +46,14 @@ class Reducer(Protocol):
     specs: Sequence[ParameterSpec]
     plans: Sequence[BucketPlan]
     spans: list[tuple[str, float, float]] | None
-    """Set to a list, it receives (name, begin, end) of every bucket, in seconds of time.perf_counter."""
+    """Set to a list, it receives (name, begin, end) of the work on every bucket, in seconds of time.perf_counter."""
+
+    @property
+    def order(self) -> Sequence[int] | None:
+        """Parameters as backward was seen to reach them, which decides where sums are rounded; None if not known."""
+
+    def follow(self, order: Sequence[int]) -> None:
+        """Take up the `order` of the run that is resumed, between steps and on all ranks."""
 
     @property
     def buffer_bytes(self) -> int:

@@ -8,7 +8,6 @@ and the rest at the end, so the reduction never takes a core from the computatio
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 from perception.distributed.communicator import Communicator
 from perception.distributed.exchange import Bucket
 from perception.distributed.shared_segment import SharedSegment
+from perception.distributed.shared_wait import wait_until
 
 _PIECE_BYTES = 256 * 1024
 """Sums of a piece stay in a core's own cache; half and double measured slower."""
@@ -26,7 +26,6 @@ _ALIGNMENT_BYTES = 64
 _READY = 0
 _DONE = 1
 _SQUARE_NORM = 2
-_LIVENESS_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,17 @@ class SharedMemoryExchange:
     """Buckets of the ranks of one host, summed in place."""
 
     def __init__(self, communicator: Communicator, name: str, segment: SharedSegment) -> None:
-        self._watch, self._all = communicator.watch, communicator.exchanges
-        self._all.add(self)
+        self._watch, self._work = communicator.watch, communicator.progress
+        communicator.exchanges.add(self)
         self._name, self._segment = name, segment
         self._size, self._own = len(segment.neighbours.ranks), segment.neighbours.own
         # Folded into the sums, where it is free: unchanged training code wants means.
         self.sum_scale = 1.0 / self._size
-        self._offsets: dict[torch.dtype, int] = {}
         self._arenas: dict[torch.dtype, list[Tensor]] = {}
         self._pieces: list[list[_Piece]] = []
         self._descriptions: list[str] = []
+        self._titles: list[str] = []
+        self.spans: list[tuple[str, float, float]] | None = None
         self._squares = torch.zeros(0)
         self._norm: float | None = None
         self._started = 0
@@ -88,23 +88,24 @@ class SharedMemoryExchange:
         # Counters go on: another rank may still be looking at the last step's.
         self._base = self._summed
         self._descriptions = [bucket.description for bucket in buckets]
+        self._titles = [bucket.title(index) for index, bucket in enumerate(buckets)]
 
     def start(self, index: int) -> None:
         self._watch.reached(f"{self._name}.bucket{index} ({self._descriptions[index]})")
         self._started += 1
         self._segment.counters[self._own * 8 + _READY] = self._started
 
-    def progress(self) -> None:
-        """Sum this rank's share of all buckets that every rank has made ready."""
+    def progress(self) -> bool:
+        """Sum this rank's share of all buckets that every rank has made ready; tells whether there were any."""
+        before = self._summed
         ready = min(self._segment.counters[place * 8 + _READY] for place in range(self._size))
         while self._summed < ready:
             self._sum_next()
+        return self._summed > before
 
     def wait(self) -> None:
         self.progress()
-        if not self._all_done():
-            with self._watch.waiting():
-                self._wait_for_others()
+        wait_until(lambda: not self._late(), self._work, self._late, self._segment, self._watch)
         # Every rank's part was written before it said that it was done.
         norm = sum(self._segment.reals[place * 8 + _SQUARE_NORM] for place in range(self._size))
         self._norm = float(norm)
@@ -133,44 +134,20 @@ class SharedMemoryExchange:
 
     def _sum_next(self) -> None:
         index = (self._summed - self._base) % len(self._pieces)
+        began = time.perf_counter() if self.spans is not None else 0.0
         for piece in self._pieces[index]:
             _sum_piece(piece, self.sum_scale)
+        if self.spans is not None:
+            self.spans.append((self._titles[index], began, time.perf_counter()))
         self._summed += 1
         place = self._own * 8
         if index == len(self._pieces) - 1:
             self._segment.reals[place + _SQUARE_NORM] = float(self._squares.sum(dtype=torch.float64))
         self._segment.counters[place + _DONE] = self._summed
 
-    def _all_done(self) -> bool:
-        return all(self._segment.counters[place * 8 + _DONE] >= self._started for place in range(self._size))
-
-    def _wait_for_others(self) -> None:
-        next_look = time.monotonic() + _LIVENESS_SECONDS
-        turns = 0
-        while True:
-            before = self._summed
-            for exchange in self._all:
-                exchange.progress()
-            if self._all_done():
-                return
-            if self._summed > before:
-                continue
-            turns += 1
-            if turns < 20:
-                os.sched_yield()
-                continue
-            # Asleep, a rank leaves its core to the ones it waits for.
-            time.sleep(2e-5 if turns < 1000 else 5e-4)
-            now = time.monotonic()
-            if now >= next_look:
-                next_look = now + _LIVENESS_SECONDS
-                self._check_others()
-
-    def _check_others(self) -> None:
-        behind = [p for p in range(self._size) if self._segment.counters[p * 8 + _DONE] < self._started]
-        for place in behind:
-            if not self._segment.is_alive(place):
-                raise RuntimeError(f"rank {self._segment.neighbours.ranks[place]} is gone: its process has ended")
+    def _late(self) -> list[int]:
+        """Places whose share of the started buckets is not done."""
+        return [place for place in range(self._size) if self._segment.counters[place * 8 + _DONE] < self._started]
 
 
 def aligned_bytes(numel: int, dtype: torch.dtype) -> int:

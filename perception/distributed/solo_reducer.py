@@ -37,6 +37,13 @@ class SoloReducer:
     def buffer_bytes(self) -> int:
         return 0
 
+    @property
+    def order(self) -> Sequence[int] | None:
+        return None
+
+    def follow(self, order: Sequence[int]) -> None:
+        return None
+
     def zero_grad(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
@@ -77,7 +84,7 @@ class SoloReducer:
         self._weight, self._share = None, 0.0
         device = self.parameters[0].device
         sums = torch.zeros(self.num_extras, device=device) if extras is None else extras.float().clone()
-        return Reduction(norm, finite, weight, 0.0, 0.0, sums)
+        return Reduction(norm, finite, weight, 0.0, 0.0, 0.0, sums)
 
     def remove(self) -> None:
         return None

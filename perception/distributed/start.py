@@ -13,12 +13,14 @@ from torch.optim import Optimizer
 from perception.config import DistributedConfig
 from perception.distributed.buckets import BucketPlan, plan_buckets
 from perception.distributed.choice import choose_engine, choose_transport
+from perception.distributed.clock_alignment import clock_offset_seconds
 from perception.distributed.communicator import Communicator, SoloCommunicator
 from perception.distributed.environment import RankEnvironment, master_address, rank_environment
-from perception.distributed.exchanges import open_exchange
+from perception.distributed.exchanges import cannot_reduce_in_memory, open_exchange
 from perception.distributed.layout import parameter_spec, with_tail
 from perception.distributed.reducer import GradientReducer
 from perception.distributed.reduction import Reducer
+from perception.distributed.shared_calls import CALL_BYTES, SharedCalls
 from perception.distributed.shared_segment import SharedCounters, SharedSegment, open_segment
 from perception.distributed.solo_reducer import SoloReducer
 from perception.distributed.stall_watch import StallWatch
@@ -60,10 +62,20 @@ def connect(config: DistributedConfig | None = None, environ: MutableMapping[str
         from perception.distributed.horovod_engine import HorovodCommunicator
 
         communicator = HorovodCommunicator(place, device, transport, watch)
-    counters = open_segment(communicator, 0)
-    if isinstance(counters, SharedSegment):
-        watch.attach(SharedCounters(counters))
+    _share_memory(communicator, config)
     return communicator
+
+
+def _share_memory(communicator: Communicator, config: DistributedConfig) -> None:
+    """Let the ranks of a host see each other's progress, and make calls in memory where all ranks are on one."""
+    in_memory = config.local_reduction != "engine" and not any(
+        communicator.allgather_object(cannot_reduce_in_memory(communicator))
+    )
+    segment = open_segment(communicator, CALL_BYTES if in_memory else 0)
+    if isinstance(segment, SharedSegment):
+        communicator.watch.attach(SharedCounters(segment))
+        if in_memory:
+            communicator.share_calls(SharedCalls(segment, communicator.watch, communicator.progress))
 
 
 def distribute(
@@ -97,6 +109,7 @@ def distribute(
     check_same_everywhere(communicator, specs, plans, model)
     exchange = open_exchange(communicator, config, plans, len(specs), num_extras)
     reducer = GradientReducer(trained, communicator, plans, exchange, plan, num_extras, frozen)
+    reducer.align_clocks(clock_offset_seconds(communicator))
     broadcast_model(communicator, model)
     if optimizer is not None:
         broadcast_optimizer(communicator, optimizer)
