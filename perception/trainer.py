@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from perception import schedule
 from perception.checkpoint import Checkpoint, latest_good, load_checkpoint, remove_old, save_checkpoint
-from perception.config import RunConfig, from_json, to_json
+from perception.config import RunConfig, TrainConfig, from_json, to_json
 from perception.data.loader import training_batches
 from perception.data.sources import Sources
 from perception.data.stream import micro_batches, step_positions
@@ -24,13 +24,17 @@ from perception.errors import UserError
 from perception.evaluation import autocast, evaluate
 from perception.optimizer import build_optimizer, use_bf16
 from perception.run_folder import RunFolder
-from perception.step_clock import StepClock
+from perception.step_clock import CAUSES, RankMeans, StepClock, timer_for
 from perception.stopping import StopRequest
 from perception.tasks import Task
 from perception.telemetry import Telemetry, memory_bytes
+from perception.trace import StepTrace
 
 NUM_EXTRAS = 16
-"""Numbers that travel with the gradients: loss terms first, then lanes left out, seconds and stop requests."""
+"""Numbers that travel with the gradients: loss terms first, then lanes left out and stop requests.
+
+Behind them come the times of the step before.
+"""
 
 
 @dataclass
@@ -55,7 +59,8 @@ class Outcome:
     """Averaged weights, on the CPU or the rank's device: what was evaluated and is to be used."""
     progress: Progress
     images_per_second: float
-    seconds_by_cause: dict[str, float] = field(default_factory=dict)
+    rank_means: RankMeans
+    """Where the time of the steps went."""
 
 
 class Trainer:
@@ -85,10 +90,13 @@ class Trainer:
         self.model: nn.Module = model.train()
         self.optimizer = build_optimizer(config, self.model, self.device)
         # Before a checkpoint is loaded: it gives every rank rank 0's buffers, a checkpoint each rank its own.
-        self.reducer = distribute(self.model, self.optimizer, communicator, config.distributed, NUM_EXTRAS)
+        self.rank_means = RankMeans(communicator.rank, communicator.size, self.device.type == "cuda")
+        num_extras = NUM_EXTRAS + self.rank_means.num_values
+        self.reducer = distribute(self.model, self.optimizer, communicator, config.distributed, num_extras)
         self.average = MovingAverage(self.model) if config.optim.ema_decay_samples else None
         self.progress = Progress()
         self.losses: list[str] = []
+        self.last_step_unix_seconds = time.time()
         self.resumed_from: Checkpoint | None = None
         """Known to the first rank only, which alone writes."""
 
@@ -114,22 +122,23 @@ class Trainer:
         elif content["average"]:
             raise UserError(f"{path}: holds a moving average; resume with the run's own optim.ema_decay_samples")
         self.resumed_from = found[0] if found else None
+        if content.get("gradient_order"):
+            self.reducer.follow(content["gradient_order"])
         local = content["local"]
         if len(local["random"]) == self.communicator.size:
             own = self.communicator.rank
             torch.set_rng_state(local["random"][own])
             self._set_local_buffers(local["buffers"][own], local["averages"][own])
         else:
-            self.telemetry.say(
-                f"the checkpoint is of {len(local['random'])} ranks, this run has {self.communicator.size}: "
-                "the sample order goes on, batch sizes and so the weights will differ"
-            )
+            self._set_local_buffers(torch.stack(local["buffers"]).mean(0), torch.stack(local["averages"]).mean(0))
+            self.telemetry.say(self._change_of_ranks(stored.train, len(local["random"])))
         self.progress = Progress(content["step"], content["samples"], content["nonfinite_steps"], content["seconds"])
         self.telemetry.say(f"resumed from {path} at step {content['step']}, {content['samples']} images seen")
 
-    def run(self, stop: StopRequest) -> Outcome:
+    def run(self, stop: StopRequest, after_first_step: Callable[[], None] = lambda: None) -> Outcome:
         """Train to the end, or to a stop that the ranks agree on at a step boundary."""
         config, progress = self.config.train, self.progress
+        resumed_step = progress.step
         batches = training_batches(
             self.sources.train,
             self.task,
@@ -138,15 +147,22 @@ class Trainer:
             progress.samples,
             pin_memory=self.device.type == "cuda",
         )
-        clock = StepClock()
+        clock = StepClock(timer_for(self.device))
+        trace = StepTrace(config.trace_steps, clock, self.reducer, self.communicator)
         started = time.monotonic() - progress.seconds
         checkpoint: Checkpoint | None = None
         status, cause = "finished", ""
         for _, count in step_positions(config.num_samples, self.global_batch, self.communicator.size, progress.samples):
             log = self.step(batches, count, clock, stop)
+            if progress.step == resumed_step + 1:
+                after_first_step()
+            if trace.after_step(progress.step):
+                self.telemetry.say(trace.write(self.folder.path / "trace.json"))
             progress.seconds = time.monotonic() - started
+            self.last_step_unix_seconds = time.time()
             if progress.step % config.log_every_steps == 0:
-                self.telemetry.log(progress.step, {**log, **clock.rates(), "memory_bytes": memory_bytes()})
+                rates = {"images_per_second": clock.images_per_second, "memory_bytes": memory_bytes()}
+                self.telemetry.log(progress.step, {**log, **rates})
             self.telemetry.progress(progress.samples, config.num_samples, clock.images_per_second, log["loss"])
             if progress.nonfinite_steps > config.max_nonfinite_steps:
                 status, cause = "diverged", f"{progress.nonfinite_steps} steps with inf or NaN gradients"
@@ -160,6 +176,8 @@ class Trainer:
             figures = self._evaluate(progress.step) if evaluating else None
             if figures or progress.step % config.checkpoint_every_steps == 0:
                 checkpoint = self._save(figures)
+        if trace.is_due:
+            self.telemetry.say(trace.write(self.folder.path / "trace.json"))
         leftover = max(0, config.num_samples - progress.samples)
         if status == "finished" and leftover:
             self.telemetry.say(f"{leftover} of {config.num_samples} samples not trained on: fewer than ranks")
@@ -175,13 +193,14 @@ class Trainer:
             self.averaged_model(),
             progress,
             clock.images_per_second,
-            clock.shares(),
+            self.rank_means,
         )
 
     def step(self, batches: Iterator[Any], count: int, clock: StepClock, stop: StopRequest) -> dict[str, float]:
         """One optimizer step on the next `count` samples of all ranks; returns the values to log.
 
-        All are equal on all ranks but `seconds_exposed_allreduce`, which is this rank's own wait.
+        Those named seconds_* are means over ranks and of the step before, since what a step waited is known
+        only after its reduction; after the first step of a run's part they are its own, of this rank.
         """
         progress, num_samples = self.progress, self.config.train.num_samples
         clock.begin()
@@ -191,13 +210,14 @@ class Trainer:
         _, buffers = self._local_buffers()
         before = [buffer.clone() for buffer in buffers]
         extras, names = self._gradients(batches, count, clock, stop)
-        reduction = self.reducer.finish(self.config.optim.clip_norm, extras)
-        clock.add("exposed_allreduce", reduction.wait_seconds)
+        with clock.measuring("finish"):
+            reduction = self.reducer.finish(self.config.optim.clip_norm, extras)
         if reduction.finite:
-            self.optimizer.step()
-            if self.average is not None:
-                decay = schedule.ema_decay(self.config.optim, progress.samples, count, num_samples)
-                self.average.update(self.model, decay)
+            with clock.measuring("update"):
+                self.optimizer.step()
+                if self.average is not None:
+                    decay = schedule.ema_decay(self.config.optim, progress.samples, count, num_samples)
+                    self.average.update(self.model, decay)
         else:
             progress.nonfinite_steps += 1
             # The forward pass has moved batch-norm statistics already, and may have spoilt them for good.
@@ -206,8 +226,8 @@ class Trainer:
             self._report_nonfinite(extras, names)
         progress.step += 1
         progress.samples += count
-        clock.end(count)
-        return self._averaged(reduction, rate)
+        clock.end(count, reduction.wait_seconds, reduction.straggler_seconds, reduction.busy_seconds)
+        return self._averaged(reduction, rate, clock)
 
     def averaged_model(self) -> nn.Module:
         """A copy that holds the averaged weights and the mean of all ranks' buffers; what is evaluated and used."""
@@ -223,7 +243,8 @@ class Trainer:
         self, batches: Iterator[Any], count: int, clock: StepClock, stop: StopRequest
     ) -> tuple[Tensor, list[str]]:
         """Forward and backward of this rank's micro-batches; what to sum over ranks, and the images' names."""
-        self.reducer.zero_grad()
+        with clock.measuring("zero"):
+            self.reducer.zero_grad()
         sums: dict[str, Tensor] = {}
         names: list[str] = []
         left_out = 0
@@ -231,37 +252,39 @@ class Trainer:
         for number in range(len(parts)):
             with clock.measuring("data"):
                 batch = next(batches).to(self.device)
-            with clock.measuring("compute"):
-                with autocast(self.device, self.bf16):
-                    losses = self.task.loss(self.model, batch)
-                self.reducer.backward(losses.total, len(batch), last=number == len(parts) - 1)
+            with clock.measuring("forward"), autocast(self.device, self.bf16):
+                losses = self.task.loss(self.model, batch)
+            with clock.measuring("backward"):
+                self.reducer.backward(losses.total, len(batch), number == len(parts) - 1, global_samples=count)
             for name, term in [("loss", losses.total), *losses.terms.items()]:
                 sums[name] = sums.get(name, torch.zeros((), device=self.device)) + term.detach() * len(batch)
             names += batch.names
             left_out += batch.num_left_out
         self.losses = list(sums)
+        stopping = stop.is_due(self.progress.step + 1, self.config.train.checkpoint_every_steps)
         extras = torch.zeros(self.reducer.num_extras, device=self.device)
         extras[: len(sums)] = torch.stack(list(sums.values()))
-        extras[-4:] = torch.tensor(
-            [float(left_out), clock.current("data"), clock.current("compute"), float(stop.requested)]
-        )
+        others = [float(left_out), float(stopping), *self.rank_means.to_send(clock.latest)]
+        extras[NUM_EXTRAS - 2 :] = torch.tensor(others)
         return extras, names
 
-    def _averaged(self, reduction: Reduction, rate: float) -> dict[str, float]:
+    def _averaged(self, reduction: Reduction, rate: float, clock: StepClock) -> dict[str, float]:
         values = reduction.extras.tolist()
-        size = self.communicator.size
         log = {name: value / reduction.weight for name, value in zip(self.losses, values, strict=False)}
+        left_out, stop_requests = values[NUM_EXTRAS - 2 : NUM_EXTRAS]
         log.update(
             samples=float(self.progress.samples),
             lr=rate,
             grad_norm=reduction.grad_norm,
-            lanes_left_out=values[-4],
-            seconds_data=values[-3] / size,
-            seconds_compute=values[-2] / size,
-            seconds_exposed_allreduce=reduction.wait_seconds,
+            lanes_left_out=left_out,
             nonfinite_steps=float(self.progress.nonfinite_steps),
-            stop_requests=values[-1],
+            stop_requests=stop_requests,
         )
+        times = self.rank_means.receive(values[NUM_EXTRAS:]) or clock.latest
+        if times is not None:
+            log.update({f"seconds_{cause}": getattr(times, cause) for cause in (*CAUSES, "step")})
+        if self.rank_means.slowest_rank is not None:
+            log["slowest_rank"] = self.rank_means.slowest_rank
         return log
 
     def _report_nonfinite(self, extras: Tensor, names: list[str]) -> None:
@@ -306,6 +329,7 @@ class Trainer:
                 "optimizer": self.optimizer.state_dict(),
                 "average": self.average.tensors if self.average else {},
                 "averaged_model": averaged,
+                "gradient_order": list(self.reducer.order or []),
                 "local": local,
             }
             metric = metrics[self.task.primary_metric] if metrics else None
@@ -322,6 +346,20 @@ class Trainer:
         if failure is not None:
             raise UserError(failure)
         return checkpoint
+
+    def _change_of_ranks(self, before: TrainConfig, ranks_before: int) -> str:
+        """One line: what another number of ranks changes for the steps to come."""
+        train, optim, ranks = self.config.train, self.config.optim, self.communicator.size
+        batch_before = before.batch_size_per_rank * ranks_before * before.accumulation
+        shares = f"{train.batch_size_per_rank} a rank, accumulated over {train.accumulation}"
+        line = f"the checkpoint is of {ranks_before} ranks, this run has {ranks}: the sample order goes on; "
+        if batch_before == self.global_batch:
+            return f"{line}global batch {self.global_batch} and learning rate as before ({shares})"
+        rate_before = schedule.peak_learning_rate(optim, batch_before)
+        return (
+            f"{line}global batch {self.global_batch} instead of {batch_before} ({shares}), peak learning rate "
+            f"{self.peak_lr:.3g} instead of {rate_before:.3g} ({optim.lr_scaling} rule)"
+        )
 
     def _gather_local(self) -> dict[str, list[Tensor]]:
         """What differs between ranks: batch-norm buffers, their averages, random state."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 
 from perception import distributed
 from perception.checkpoint import set_aside_damaged
-from perception.config import RunConfig, to_json
+from perception.config import RunConfig, TrainConfig, to_json
 from perception.cores import available_cores
 from perception.data.sample import LaneDataset
 from perception.data.sources import Sources, open_sources, prepare_sources
@@ -31,7 +32,14 @@ from perception.run_folder import (
     write_atomic,
     write_json,
 )
-from perception.stopping import StopRequest
+from perception.stopping import (
+    Generation,
+    StopRequest,
+    begin_generation,
+    end_generation,
+    generations_json,
+    record_first_step,
+)
 from perception.tasks import task_for
 from perception.telemetry import RunTelemetry, SilentTelemetry, Telemetry
 from perception.trainer import Outcome, Trainer
@@ -59,7 +67,9 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> int:
         )
     _together(communicator, lambda: run_folder.begin(resume))
     telemetry: Telemetry = RunTelemetry(run_folder) if communicator.is_first else SilentTelemetry()
-    trainer = Trainer(config, task_for(config), sources, communicator, run_folder, telemetry)
+    # config.json keeps what any number of ranks is fitted from; checkpoints what these ranks did.
+    fitted = replace(config, train=fit_to_ranks(config.train, communicator.size))
+    trainer = Trainer(fitted, task_for(fitted), sources, communicator, run_folder, telemetry)
     if resume:
         trainer.resume()
         if communicator.broadcast_object(_is_complete(trainer) if communicator.is_first else None):
@@ -67,24 +77,49 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> int:
             communicator.shutdown()
             return 0
     # Only now is the folder this run's: one that was refused has changed nothing in it.
-    _together(communicator, lambda: _claim(trainer))
+    _together(communicator, lambda: _claim(trainer, config))
     try:
         _announce(trainer, sources)
         telemetry.begin(trainer.progress.step)
-        outcome = trainer.run(stop)
+        outcome = trainer.run(stop, lambda: _training_again(trainer))
         if communicator.is_first:
-            _conclude(trainer, outcome, run_folder)
+            cause = f"{outcome.status}: {outcome.cause}" if outcome.cause else outcome.status
+            end_generation(folder, cause, trainer.last_step_unix_seconds, trainer.progress.step)
+            _conclude(trainer, outcome, run_folder, stop)
     except Exception as error:
         if communicator.is_first and not run_folder.result.exists():
             # A full disk may be what failed: the cause that matters is the one already being raised.
             with contextlib.suppress(UserError):
-                write_json(run_folder.result, failed_result(f"{type(error).__name__}: {error}"))
+                cause = f"{type(error).__name__}: {error}"
+                end_generation(folder, cause, time.time())
+                write_json(run_folder.result, failed_result(cause) | {"generations": generations_json(folder)})
         raise
     finally:
         telemetry.close()
     communicator.barrier()
     communicator.shutdown()
     return EXIT_CODES[outcome.status]
+
+
+def fit_to_ranks(train: TrainConfig, ranks: int) -> TrainConfig:
+    """`batch_size_per_rank` and `accumulation` by which `ranks` ranks make up `global_batch`; as they are if it is 0.
+
+    Exactly where it divides, in as few micro-batches as their size allows. Else as nearly as can be, with
+    micro-batches above half their size, so that steps do not become much slower.
+    """
+    if not train.global_batch:
+        return train
+    most, share = train.batch_size_per_rank, train.global_batch / ranks
+    plans = [
+        (batch, accumulation)
+        for batch in range(1, most + 1)
+        for accumulation in {max(1, math.floor(share / batch)), math.ceil(share / batch)}
+    ]
+    exact = [plan for plan in plans if plan[0] * plan[1] == share]
+    roomy = [plan for plan in plans if plan[0] > most / 2]
+    nearest = min(roomy, key=lambda plan: (abs(plan[0] * plan[1] - share), -plan[0]))
+    batch, accumulation = max(exact, default=nearest)
+    return replace(train, batch_size_per_rank=batch, accumulation=accumulation)
 
 
 def failed_result(cause: str) -> dict[str, Any]:
@@ -144,13 +179,39 @@ def _is_complete(trainer: Trainer) -> bool:
         return False
 
 
-def _claim(trainer: Trainer) -> None:
+def _claim(trainer: Trainer, config: RunConfig) -> None:
     """Record the configuration; an interrupted part's result goes, and checkpoints that were passed over."""
-    write_atomic(trainer.folder.config, to_json(trainer.config))
+    write_atomic(trainer.folder.config, to_json(config))
     trainer.folder.remove_result()
+    train, ranks = trainer.config.train, trainer.communicator.size
+    begin_generation(
+        trainer.folder.path,
+        Generation(
+            ranks,
+            trainer.global_batch,
+            train.batch_size_per_rank,
+            train.accumulation,
+            first_step=trainer.progress.step + 1,
+        ),
+    )
     if trainer.resumed_from is not None:
         for path in set_aside_damaged(trainer.folder.checkpoints, trainer.resumed_from):
             trainer.telemetry.say(f"{path}: set aside")
+
+
+def _training_again(trainer: Trainer) -> None:
+    """After the first step of a generation, on the rank that writes: how long nothing was trained."""
+    if not trainer.communicator.is_first:
+        return
+    try:
+        downtime = record_first_step(trainer.folder.path)
+    except UserError as error:
+        trainer.telemetry.say(str(error))
+        return
+    if downtime is not None:
+        trainer.telemetry.say(
+            f"training again on {trainer.communicator.size} ranks, {downtime:.1f} s after it was interrupted"
+        )
 
 
 def _announce(trainer: Trainer, sources: Sources) -> None:
@@ -193,7 +254,7 @@ def _manifest(samples: LaneDataset, communicator: Communicator) -> dict[str, Any
     return {"images": len(samples), "manifest_sha256_sum": combined_manifest(shares)}
 
 
-def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder) -> None:
+def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder, stop: StopRequest) -> None:
     say = trainer.telemetry.say
     pictures = []
     if outcome.status == "finished":
@@ -201,7 +262,7 @@ def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder) -> None:
         pictures.append(folder.contact_sheet.name)
     checkpoint = outcome.checkpoint
     scaling = json.loads(folder.scaling.read_text()) if folder.scaling.exists() else {}
-    shares = outcome.seconds_by_cause
+    mean = outcome.rank_means.mean()
     result = {
         "status": outcome.status,
         "cause": outcome.cause,
@@ -211,11 +272,10 @@ def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder) -> None:
             "scaling_factor": scaling.get("scaling_factor"),
             "ratio_to_limit": scaling.get("ratio_to_limit"),
         },
+        # Shares of the step, on average over ranks; None in a run too short to be measured.
         "lost_scaling": {
-            "data": shares.get("data"),
-            "exposed_allreduce": shares.get("exposed_allreduce"),
-            # Not told apart from the exposed all-reduce yet: a slower rank shows up there on the others.
-            "straggler": None,
+            cause: getattr(mean, cause) / mean.step if mean else None
+            for cause in ("data", "exposed_allreduce", "straggler")
         },
         "checkpoint": {
             "path": str(checkpoint.path.relative_to(folder.path)) if checkpoint else None,
@@ -226,15 +286,18 @@ def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder) -> None:
         "samples": outcome.progress.samples,
         "steps": outcome.progress.step,
         "nonfinite_steps": outcome.progress.nonfinite_steps,
+        "generations": generations_json(folder.path),
         "pictures": pictures,
     }
     write_json(folder.result, result)
     reason = f": {outcome.cause}" if outcome.cause else ""
     say(f"{outcome.status} after {outcome.progress.samples} images in {outcome.progress.seconds:.0f} s{reason}")
-    if outcome.status == "preempted":
+    if outcome.status == "preempted" and stop.requested:
         say(f"go on with --resume --out {folder.path}")
     for name, value in outcome.metrics.items():
         if "/" not in name:
             say(f"  {name:24} {value:.4f}")
+    for summary in outcome.rank_means.summary():
+        say(summary)
     for line in [folder.result, *(folder.path / picture for picture in pictures)]:
         say(f"wrote {line}")

@@ -16,7 +16,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from perception.errors import UserError
 from perception.run_folder import RunFolder
-from perception.step_clock import UNTIMED_STEPS, StepClock
 from perception.stopping import StopRequest
 from perception.telemetry import RunTelemetry, SilentTelemetry, keep_steps_until, memory_bytes
 
@@ -191,33 +190,6 @@ def test_silence_of_the_other_ranks(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_memory_is_that_of_this_process() -> None:
     assert 10e6 < memory_bytes() < 100e9
-
-
-def test_clock_leaves_out_the_first_steps_and_tells_causes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-    clock = StepClock()
-    for number in range(UNTIMED_STEPS + 4):
-        clock.begin()
-        with clock.measuring("data"):
-            now += 1.0
-        with clock.measuring("compute"):
-            now += 100.0 if number < UNTIMED_STEPS else 2.0
-        with clock.measuring("data"):
-            now += 0.5
-        clock.add("exposed_allreduce", 0.25)
-        now += 0.5
-        clock.end(images=8)
-        assert clock.current("data") == 1.5
-        assert (clock.images_per_second > 0) == (number >= UNTIMED_STEPS)
-    assert clock.images_per_second == pytest.approx(8 / 4.0)
-    shares = clock.shares()
-    assert shares == pytest.approx({"data": 1.5 / 4, "compute": 0.5, "exposed_allreduce": 0.25 / 4, "step": 1.0})
-    assert clock.rates() == {"seconds_step": 4.0, "images_per_second": 2.0}
-
-
-def test_clock_without_a_timed_step() -> None:
-    assert StepClock().shares() == {} and StepClock().images_per_second == 0.0
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2", "SIGINT"])
