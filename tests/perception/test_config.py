@@ -9,11 +9,24 @@ from dataclasses import replace
 
 import pytest
 
-from perception.config import CHOICES, RunConfig, flatten, from_json, override, to_json, validate
+from perception.config import (
+    _NOT_NEGATIVE,
+    _POSITIVE,
+    _SHARES,
+    CHOICES,
+    RunConfig,
+    SignModelConfig,
+    flatten,
+    from_json,
+    override,
+    to_json,
+    validate,
+)
 from perception.errors import UserError, nearest
 from pipelines.configs import CONFIGS
 
 BASE = RunConfig(task="lane", name="base")
+SIGN = RunConfig(task="sign", name="sign", model=SignModelConfig(num_classes=4, backbone_widths=(8, 16, 24, 32)))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +87,9 @@ def test_the_last_override_wins_and_the_original_stays() -> None:
         ("augment.scale_range=1", "must be a list"),
         ("augment.scale_range=[1]", "must have 2 values, got 1"),
         ('augment.scale_range=[1,"a"]', "must be of type float"),
+        ("model.num_classes=4", 'no such field; did you mean "model.max_lanes"?'),
+        ("task=sign", "task = sign: the model's settings are another task's"),
+        ("task=sing", 'task = "sing" is unknown; did you mean "sign"?'),
         ("optim.lr=NaN", "optim.lr = nan: must be finite"),
         ("optim.lr=1e999", "must be finite"),
         ("augment.scale_range=[0.5, Infinity]", "must be finite"),
@@ -159,6 +175,11 @@ def changed(section: str, name: str, value: object) -> str:
         (changed("model", "input_height", 33), "multiples of 32"),
         (changed("model", "proposal_grid", [1, 2, 3]), "must have 2 values, got 3"),
         (changed("distributed", "engine", "mpi"), 'distributed.engine = "mpi" is unknown'),
+        (changed("", "task", "lan"), 'task = "lan" is unknown; did you mean "lane"?'),
+        (changed("", "task", "depth"), 'task = "depth" is unknown; allowed: lane, sign'),
+        (changed("", "task", ["lane"]), "field task: must be of type str"),
+        (changed("", "task", "sign"), "field model.angle_weight is unknown"),
+        (changed("", "model", 3), "field model must be an object"),
         ('{"task": "lane", "name": "x", "train": {"seed": ' + "9" * 5000 + "}}", "not JSON"),
     ],
 )
@@ -183,3 +204,55 @@ def test_configuration_imports_neither_torch_nor_numpy(module: str) -> None:
     code = f"import sys, {module}; sys.exit(', '.join({{'torch', 'numpy', 'cv2'}} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- Two tasks, two models ---
+
+
+def test_a_sign_configuration_survives_json_and_takes_overrides() -> None:
+    validate(SIGN)
+    assert from_json(to_json(SIGN), "config.json") == SIGN
+    assert override(SIGN, [f"{key}={json.dumps(value)}" for key, value in flatten(SIGN).items()]) == SIGN
+    changed_model = override(SIGN, ["model.depthwise=true", "model.num_classes=9", "optim.lr=1"]).model
+    assert changed_model == replace(SIGN.model, depthwise=True, num_classes=9)
+
+
+@pytest.mark.parametrize(("task", "kind"), [("lane", type(BASE.model)), ("sign", SignModelConfig)])
+def test_a_file_without_a_model_has_its_tasks_default_one(task: str, kind: type) -> None:
+    assert from_json(json.dumps({"task": task, "name": "x"}), "config.json").model == kind()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("model.num_rows=72", "no such field"),
+        ("num_clases=3", 'did you mean "model.num_classes"?'),
+        ("model.num_class=3", 'did you mean "model.num_classes"?'),
+        ("model.num_classes=0", "model.num_classes = 0: must be above 0"),
+        ("model.max_detections=0", "must be above 0"),
+        ("model.box_weight=-1", "must not be negative"),
+        ("model.nms_iou_threshold=1.5", "must be between 0 and 1"),
+        ("model.input_width=100", "multiples of 32"),
+        ("model.backbone_blocks=[1,1]", "4 values"),
+        ("model.stem=patches", 'did you mean "patch"?'),
+        ("task=lane", "task = lane: the model's settings are another task's"),
+    ],
+)
+def test_a_wrong_override_of_a_sign_model_is_answered_with_a_cure(assignment: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        override(SIGN, [assignment])
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_model_of_another_task_is_refused() -> None:
+    with pytest.raises(UserError, match="take a lane model"):
+        validate(replace(BASE, model=SignModelConfig()))
+    raw = {**json.loads(to_json(BASE)), "model": json.loads(to_json(SIGN))["model"]}
+    with pytest.raises(UserError, match=r"config\.json: field model\.\w+ is unknown"):
+        from_json(json.dumps(raw), "config.json")
+
+
+def test_every_checked_name_is_a_field_of_some_task() -> None:
+    """A check of a misspelt name would check nothing."""
+    known = flatten(BASE).keys() | flatten(SIGN).keys()
+    assert {*CHOICES, *_POSITIVE, *_NOT_NEGATIVE, *_SHARES} <= known
