@@ -153,7 +153,9 @@ def assert_same_state(actual: Any, expected: Any, path: str, tolerance: float) -
 def scenario_options_of_every_parameter_group(c: Communicator) -> None:
     """Plain numbers, tuples, None, a tensor as learning rate, entries of the user's own; one layer frozen."""
     model = network()
-    model[0].requires_grad_(False)
+    first = model[0]
+    assert isinstance(first, nn.Conv2d)
+    first.requires_grad_(False)
     groups = [
         {"params": model[:4].parameters(), "lr": torch.tensor(0.5 / (1 + c.rank)), "name": f"backbone of {c.rank}"},
         {"params": model[4:].parameters(), "betas": (0.5 + 0.1 * c.rank, 0.9), "initial_lr": 0.25 * (1 + c.rank)},
@@ -165,10 +167,10 @@ def scenario_options_of_every_parameter_group(c: Communicator) -> None:
     assert backbone["name"] == "backbone of 0" and head["lr"] == 0.1
     assert head["betas"] == (0.5, 0.9) and head["initial_lr"] == 0.25
     assert all(group["weight_decay"] == 0.01 and not group["maximize"] for group in (backbone, head))
-    before = model[0].weight.detach().clone()
+    before = first.weight.detach().clone()
     loss_of(model, data(4, seed=c.rank)).backward()
     optimizer.step()
-    assert torch.equal(model[0].weight, before)
+    assert torch.equal(first.weight, before)
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     assert all(torch.equal(part, flat) for part in c.allgather(flat))
 
@@ -235,7 +237,7 @@ def scenario_hooks_of_the_user(c: Communicator) -> None:
                 calls.append("parameter")
             return gradient.clamp(max=0.01)
 
-        model[0][0].weight.register_hook(change)  # type: ignore[index, union-attr]
+        model[0][0].weight.register_hook(change)  # type: ignore[index]
         if record:
             model[1].register_forward_hook(lambda *_: calls.append("forward"))
             model[1].register_full_backward_hook(lambda *_: calls.append("backward"))
@@ -286,7 +288,7 @@ def scenario_functional_call(c: Communicator) -> None:
     """The model's own parameters, passed in by name."""
 
     def loss(model: nn.Module, rank: int, step: int) -> Tensor:
-        named = dict(model.named_parameters())
+        named: dict[str, Tensor] = dict(model.named_parameters())
         return torch.func.functional_call(model, named, (inputs(rank, step),)).square().mean()  # type: ignore[no-any-return]
 
     assert_trains_like_one_process(c, layers, loss)
@@ -373,7 +375,8 @@ def scenario_synchronised_batch_norm_of_one_sample_a_rank(c: Communicator) -> No
     x = torch.randn(max(2, c.size), 3)
     part = x if c.size == 1 else x[c.rank : c.rank + 1]
     assert torch.allclose(own(part), plain(x) if c.size == 1 else plain(x)[c.rank : c.rank + 1], atol=1e-5)
-    assert torch.allclose(own[0].running_var, plain.running_var, atol=1e-6)  # type: ignore[index, union-attr]
+    assert plain.running_var is not None
+    assert torch.allclose(own[0].running_var, plain.running_var, atol=1e-6)  # type: ignore[index]
 
 
 def scenario_synchronised_batch_norm_of_other_layouts_and_dtypes(c: Communicator) -> None:
