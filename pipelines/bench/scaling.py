@@ -24,7 +24,6 @@ from typing import Any
 
 from perception.config import RunConfig, from_json, to_json
 from perception.cores import available_cores
-from perception.distributed.environment import rank_environment
 from perception.distributed.failure import EXIT_PREEMPTED
 from perception.errors import UserError
 from perception.run_folder import write_json
@@ -32,26 +31,17 @@ from pipelines.configs import CONFIGS, named_config, with_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-    scaling = kinds.add_parser("scaling", help="one rank, all ranks, independent processes; interleaved rounds")
-    scaling.add_argument("model", help=f"one of {', '.join(CONFIGS)}, or a config.json")
-    scaling.add_argument("--data", help="generated (the default), or the folder of a data set")
-    scaling.add_argument("--ranks", type=int, default=2)
-    scaling.add_argument("--engine", help="horovod, torch or auto")
-    scaling.add_argument("--rounds", type=int, default=3)
-    scaling.add_argument("--seconds", type=float, default=6.0, help="measured time of each variant in each round")
-    scaling.add_argument("--json", type=Path, help="write the figures there too")
-    scaling.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    # One process of one variant; started by the above.
-    process = kinds.add_parser("process")
-    process.add_argument("config", type=Path)
-    process.add_argument("seconds", type=float)
-    process.add_argument("output", type=Path)
+    parser.add_argument("model", help=f"one of {', '.join(CONFIGS)}, or a config.json")
+    parser.add_argument("--data", help="generated (the default), or the folder of a data set")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--engine", help="horovod, torch or auto")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0, help="measured time of each variant in each round")
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.kind == "process":
-        return _run_process(options.config, options.seconds, options.output)
     if options.ranks < 2 or options.rounds < 1 or options.seconds <= 0:
         raise UserError("bench scaling needs --ranks of at least 2, --rounds of at least 1 and --seconds above 0")
     if options.json is not None and not options.json.parent.is_dir():
@@ -90,7 +80,7 @@ def measure_scaling(
     rows: dict[str, list[float]] = {"one rank": [], f"{ranks} ranks": [], f"{ranks} independent processes": []}
     one, together, independent = rows
     print(f"measuring throughput: {rounds} rounds of {', '.join(rows)}, {seconds:.0f} s each", flush=True)
-    with _stopped_well():
+    with stopped_well():
         _measure_rounds(rows, paths, config, ranks, rounds, seconds, folder)
     medians = {name: statistics.median(values) for name, values in rows.items()}
     scaling_factor, ratio = medians[together] / medians[one], medians[together] / medians[independent]
@@ -127,7 +117,7 @@ def _measure_rounds(
 
 
 @contextmanager
-def _stopped_well() -> Iterator[None]:
+def stopped_well() -> Iterator[None]:
     """SIGTERM and USR2 end the measuring processes and the command by exit code 75: nothing is lost, start it again."""
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -198,27 +188,3 @@ def _ranks(config_path: Path, config: RunConfig, ranks: int, seconds: float, fol
     if code != 0:
         raise UserError(f"measuring {ranks} ranks failed with exit code {code}; its message is above")
     return float(json.loads(output.read_text())["images_per_second"])
-
-
-def _run_process(config_path: Path, seconds: float, output: Path) -> int:
-    from perception.distributed import failure
-
-    folder = os.environ.get(failure.FAILURE_FOLDER_VARIABLE)
-    failure.install(Path(folder) if folder else None, rank_environment(os.environ).rank)
-    from perception.throughput import measure_throughput
-
-    parent = os.getppid()
-
-    def wait_for_start() -> None:
-        signal_file = os.environ.get("ROADFUSE_BENCH_START")
-        output.with_suffix(".ready").touch()
-        while signal_file and not Path(signal_file).exists():
-            if os.getppid() != parent:
-                raise UserError("the measurement was ended from outside")
-            time.sleep(0.01)
-
-    config = from_json(config_path.read_text(), str(config_path))
-    rate, is_first = measure_throughput(config, seconds, wait_for_start)
-    if is_first:
-        write_json(output, {"images_per_second": rate})
-    return 0

@@ -11,8 +11,8 @@ import pytest
 
 from perception.config import RunConfig, from_json
 from perception.errors import UserError
-from pipelines import bench
 from pipelines.__main__ import main
+from pipelines.bench import scaling as bench
 from pipelines.configs import named_config
 
 
