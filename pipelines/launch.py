@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +28,9 @@ from perception.cores import available_cores
 from perception.distributed import failure
 from perception.distributed.rendezvous import horovod_rendezvous
 from perception.errors import UserError
+from perception.stopping import CHANGE_SIGNAL
 from pipelines import rank_commands
-from pipelines.rank_report import INNOCENT, End, RankEnd, conclude
+from pipelines.rank_report import INNOCENT, End, Outcome, RankEnd, conclude
 
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -68,10 +69,24 @@ class _Ranks:
     terminated: bool = False
     """The launcher itself sent SIGTERM to what was left."""
     killed: bool = False
+    change_asked: bool = False
+    """The first rank was told that the number of ranks is to change."""
 
     @property
     def running(self) -> list[_Rank]:
         return [rank for rank in self.ranks if rank.end is None]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one launch ended."""
+
+    outcome: Outcome
+    ends: tuple[RankEnd, ...]
+    """By rank."""
+    stop_signals: tuple[signal.Signals, ...]
+    """Those that were forwarded to the ranks."""
+    change_asked: bool
 
 
 def launch_ranks(
@@ -91,8 +106,31 @@ def launch_ranks(
     128 + n: a rank died of signal n, or the ranks were stopped by it. Everything but rank 0's
     live output is kept in `failure_folder`. Raises UserError where ranks cannot be started.
     """
+    with signals_as_bytes() as signals:
+        ended = run_ranks(
+            argv, ranks, engine, transport, environment, failure_folder, patience or Patience(), signals, lambda: False
+        )
+    show(ended.outcome)
+    return ended.outcome.exit_code
+
+
+def run_ranks(
+    argv: Sequence[str],
+    ranks: int,
+    engine: str,
+    transport: str,
+    environment: Mapping[str, str],
+    failure_folder: Path,
+    patience: Patience,
+    signals: socket.socket,
+    wants_change: Callable[[], bool],
+) -> Ended:
+    """`launch_ranks` for a caller that starts ranks more than once and shows how they ended itself.
+
+    `signals` is of `signals_as_bytes`, which outlives a launch: what arrives between two of them waits for the next.
+    `wants_change` is asked a few times a second; its first True stops the ranks as a preemption does (exit code 75).
+    """
     _check(argv, ranks, engine, transport)
-    patience = patience or Patience()
     _prepare_folder(failure_folder)
     base = rank_commands.base_environment(environment, ranks, available_cores(), failure_folder)
     state = _Ranks([_Rank(number) for number in range(ranks)], failure_folder)
@@ -100,7 +138,7 @@ def launch_ranks(
         listener, name = _listen(stack)
         starters = _start(stack, argv, ranks, engine, transport, environment, base, name, failure_folder)
         try:
-            _watch(state, listener, starters, patience, stack)
+            _watch(state, listener, starters, patience, signals, wants_change, stack)
         finally:
             # Whatever happened here, the keepers end their ranks once their connection closes.
             for rank in state.ranks:
@@ -109,12 +147,17 @@ def launch_ranks(
             listener.close()
             for starter in starters:
                 _end_starter(starter)
-    outcome = conclude([rank.end for rank in state.ranks], failure_folder, state.stop_signals)
+    ends = [rank.end for rank in state.ranks if rank.end is not None]
+    outcome = conclude(ends, failure_folder, state.stop_signals)
+    return Ended(outcome, tuple(ends), tuple(state.stop_signals), state.change_asked)
+
+
+def show(outcome: Outcome) -> None:
+    """Say on standard error how the ranks ended, after all that they have said."""
     sys.stdout.flush()
     for line in outcome.lines:
         print(line, file=sys.stderr)
     sys.stderr.flush()
-    return outcome.exit_code
 
 
 def _check(argv: Sequence[str], ranks: int, engine: str, transport: str) -> None:
@@ -198,12 +241,13 @@ def _watch(
     listener: socket.socket,
     starters: Sequence[subprocess.Popen[bytes]],
     patience: Patience,
+    signals: socket.socket,
+    wants_change: Callable[[], bool],
     stack: ExitStack,
 ) -> None:
     """Serve keepers and signals until every rank has ended."""
     selector = stack.enter_context(selectors.DefaultSelector())
     selector.register(listener, selectors.EVENT_READ)
-    signals = stack.enter_context(_signals_as_bytes())
     selector.register(signals, selectors.EVENT_READ)
     started = time.monotonic()
     while state.running:
@@ -224,6 +268,10 @@ def _watch(
                     key.fileobj.close()
         _check_starters(state, starters, started, patience)
         _use_force(state, patience)
+        if not state.change_asked and wants_change():
+            state.change_asked = True
+            # One rank is enough: it tells the others with the next step.
+            _signal_rank(state.ranks[0], CHANGE_SIGNAL)
 
 
 def _on_message(state: _Ranks, connection: socket.socket) -> bool:
@@ -358,7 +406,7 @@ def _same_user(connection: socket.socket) -> bool:
 
 
 @contextmanager
-def _signals_as_bytes() -> Iterator[socket.socket]:
+def signals_as_bytes() -> Iterator[socket.socket]:
     """A socket on which each signal to be forwarded arrives as a byte, its number."""
     receiver, sender = socket.socketpair()
     with receiver, sender:

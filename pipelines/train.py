@@ -14,6 +14,9 @@ from perception.errors import UserError
 from perception.run_folder import RunFolder, write_json
 from pipelines.configs import CONFIGS, named_config, with_options
 
+PROGRAM = (sys.executable, "-m", "pipelines")
+"""What a rank executes."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help=f"one of {', '.join(CONFIGS)}, or a config.json; not with --resume")
@@ -21,7 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, help="processes on this host, by default as many as the run had, else 1")
     parser.add_argument("--engine", help="horovod, torch, solo or auto (the default)")
     parser.add_argument("--out", type=Path, help="run folder; by default runs/MODEL-TIME")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint in --out")
+    resuming = parser.add_mutually_exclusive_group()
+    resuming.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint in --out")
+    resuming.add_argument(
+        "--resume-if-possible", action="store_true", help="the same where --out holds one, else begin; for restarts"
+    )
+    parser.add_argument(
+        "--elastic-min-ranks", type=int, metavar="M", help="ranks may die, leave and come back while M are left"
+    )
+    parser.add_argument("--commit-every-steps", type=int, metavar="K", help="for --set train.checkpoint_every_steps=K")
     parser.add_argument(
         "--measure-scaling", action="store_true", help="first compare one rank, all, and independent ones"
     )
@@ -31,21 +42,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Exit code 0 finished, 75 preempted with a checkpoint, 2 a user's mistake, 1 a crash."""
     place = rank_environment(os.environ)
+    if options.commit_every_steps is not None:
+        options.set = [*options.set, f"train.checkpoint_every_steps={options.commit_every_steps}"]
     config = _configure(options)
     ranks = options.ranks if options.ranks is not None else max(1, config.distributed.num_ranks)
     _check_ranks(options, place, ranks)
+    resume = options.resume or options.resume_if_possible
     folder = options.out or Path("runs") / f"{config.name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
     if place.size > 1:
-        return _train_as_rank(config, folder, options.resume, place.rank)
-    _check_folder(folder, options.resume)
-    if options.measure_scaling and options.resume:
+        return _train_as_rank(config, folder, resume, place.rank)
+    _check_folder(folder, resume)
+    if options.measure_scaling and resume:
         print("--measure-scaling is for new runs: the figures of this one's start are kept", flush=True)
     elif options.measure_scaling:
-        from pipelines.bench import measure_scaling
+        from pipelines.bench.scaling import measure_scaling
 
         write_json(RunFolder(folder).scaling, measure_scaling(config, ranks, folder))
     if ranks == 1:
-        return _train_as_rank(config, folder, options.resume, 0)
+        return _train_as_rank(config, folder, resume, 0)
+    if options.elastic_min_ranks is not None:
+        return _train_elastically(options, config, folder, ranks)
     return _launch(options, config, folder, ranks)
 
 
@@ -56,6 +72,18 @@ def _check_ranks(options: argparse.Namespace, place: RankEnvironment, ranks: int
         raise UserError(f"--ranks {ranks}, but {place.launcher} started {place.size} ranks: leave --ranks out")
     if options.measure_scaling and (place.size > 1 or ranks == 1):
         raise UserError("--measure-scaling goes with --ranks of at least 2 that this command starts")
+    least = options.elastic_min_ranks
+    if least is not None and place.size > 1:
+        raise UserError(
+            f"--elastic-min-ranks, but {place.launcher} started the ranks: let it start them again (torchrun "
+            "--max-restarts, sbatch --requeue) and give --resume-if-possible instead"
+        )
+    if least is not None and not 1 <= least <= ranks:
+        raise UserError(f"--elastic-min-ranks {least}: must be from 1 to --ranks, {ranks}")
+    if least is not None and ranks == 1:
+        raise UserError("--elastic-min-ranks goes with --ranks of at least 2")
+    if options.resume_if_possible and options.out is None:
+        raise UserError("--resume-if-possible needs --out: the run folder to go on with")
 
 
 def _configure(options: argparse.Namespace) -> RunConfig:
@@ -91,21 +119,45 @@ def _train_as_rank(config: RunConfig, folder: Path, resume: bool, rank: int) -> 
     return run_training(config, folder, resume)
 
 
-def _launch(options: argparse.Namespace, config: RunConfig, folder: Path, ranks: int) -> int:
-    from perception.distributed.choice import choose_launch
-    from pipelines.launch import launch_ranks
-
-    engine, transport = choose_launch(config.distributed, ranks)
-    run_folder = RunFolder(folder)
-    argv = [sys.executable, "-m", "pipelines", "train"]
+def _rank_argv(options: argparse.Namespace, folder: Path, resume_if_possible: bool) -> list[str]:
+    argv = [*PROGRAM, "train"]
     argv += [options.model] if options.model else []
     argv += ["--out", str(folder)]
     # What was chosen is not passed on: ranks choose alike, and config.json keeps what the user asked for.
     argv += ["--engine", options.engine] if options.engine is not None else []
     argv += ["--data", options.data] if options.data is not None else []
     argv += ["--resume"] if options.resume else []
+    argv += ["--resume-if-possible"] if resume_if_possible and not options.resume else []
     for assignment in options.set:
         argv += ["--set", assignment]
+    return argv
+
+
+def _train_elastically(options: argparse.Namespace, config: RunConfig, folder: Path, ranks: int) -> int:
+    from pipelines.elastic import train_elastically
+
+    train = config.train
+    if not train.global_batch:
+        # Of the run, whose number of ranks is known if it was begun already.
+        begun_with = (options.resume and config.distributed.num_ranks) or ranks
+        global_batch = train.batch_size_per_rank * begun_with * train.accumulation
+        options.set = [*options.set, f"train.global_batch={global_batch}"]
+
+    def argv(ranks: int, first: bool) -> list[str]:
+        command = _rank_argv(options, folder, options.resume_if_possible or not first)
+        # A rank alone must not start those that the run had before.
+        return [*command, "--ranks", "1"] if ranks == 1 else command
+
+    return train_elastically(argv, config.distributed, folder, ranks, options.elastic_min_ranks)
+
+
+def _launch(options: argparse.Namespace, config: RunConfig, folder: Path, ranks: int) -> int:
+    from perception.distributed.choice import choose_launch
+    from pipelines.launch import launch_ranks
+
+    engine, transport = choose_launch(config.distributed, ranks)
+    run_folder = RunFolder(folder)
+    argv = _rank_argv(options, folder, options.resume_if_possible)
     code = launch_ranks(argv, ranks, engine, transport, os.environ, run_folder.failures)
     if code not in (0, 75) and not run_folder.result.exists() and run_folder.config.exists():
         # Of a rank that vanished; one that raised wrote its own.
