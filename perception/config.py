@@ -150,10 +150,10 @@ class TrainConfig:
     """Length of the run in samples seen, over all ranks."""
     batch_size_per_rank: int = 5
     accumulation: int = 1
-    """Micro-batches in a step; the global batch is batch_size_per_rank * ranks * accumulation."""
+    """Micro-batches in a step; without `global_batch` a step is batch_size_per_rank * ranks * accumulation."""
     global_batch: int = 0
-    """Where given, kept on any number of ranks, or as near as they can share it: batch_size_per_rank is then the most
-    that a rank takes at once, and accumulation follows."""
+    """Samples in a step. Where given, the same on any number of ranks, whose shares may differ by one sample:
+    batch_size_per_rank is then the most that a rank takes at once, and accumulation follows."""
     precision: str = "auto"
     """bf16 (autocast), fp32, or auto: bf16 where the processor has it in hardware."""
     channels_last: bool = True
@@ -174,6 +174,10 @@ class TrainConfig:
     trace_steps: int = 0
     """Steps, after the first five, that trace.json in the run folder shows in time on every rank; 0: no trace."""
 
+    def global_batch_on(self, ranks: int) -> int:
+        """Samples in a step of so many ranks."""
+        return self.global_batch or self.batch_size_per_rank * ranks * self.accumulation
+
 
 @dataclass(frozen=True)
 class DistributedConfig:
@@ -187,7 +191,10 @@ class DistributedConfig:
     """Processes of the run; the global batch follows from them. Recorded by each run; 0 where none was made yet."""
     timeout_seconds: float = 300.0
     """Longest wait for other ranks in one reduction."""
-    horovod_cycle_time_milliseconds: float = 1.0
+    horovod_cycle_time_milliseconds: float = 0.0
+    """How often Horovod's thread looks for work; 0: 1, or 20 where shared memory does it and the thread is idle."""
+    horovod_fusion_threshold_mib: float = 0.0
+    """Horovod copies what is ready at once together, up to this size; 0: never, buckets are fused already."""
     local_reduction: str = "auto"
     """How ranks of one host reduce: shared_memory, engine, or auto: shared memory on CPUs where it can be had."""
     wire_format: str = "fp32"
@@ -270,6 +277,8 @@ _NOT_NEGATIVE = (
     "model.objectness_weight",
     "model.class_weight",
     "distributed.num_ranks",
+    "distributed.horovod_cycle_time_milliseconds",
+    "distributed.horovod_fusion_threshold_mib",
     "distributed.stall_warning_seconds",
     "data.workers_per_rank",
     "optim.weight_decay",

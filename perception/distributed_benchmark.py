@@ -186,11 +186,11 @@ class _Process:
         from perception.distributed import distribute
 
         reducer = distribute(model, optimizer, self.communicator, DistributedConfig(**self.job.distributed))
-        num_samples = self.job.batch_size
+        num_samples, global_samples = self.job.batch_size, self.job.batch_size * self.communicator.size
 
         def step(batch: Any) -> float:
             reducer.zero_grad()
-            reducer.backward(loss(model, batch), num_samples)
+            reducer.backward(loss(model, batch), num_samples, global_samples=global_samples)
             reduction = reducer.finish()
             optimizer.step()
             return reduction.wait_seconds

@@ -108,26 +108,31 @@ def write_json(path: Path, value: Any) -> None:
 
 def describe_environment(communicator: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
     """Code revision and uncommitted changes, versions, hardware, image, ranks and data of this run."""
+    return {
+        "git": _git_state(),
+        "python": sys.version.split()[0],
+        "versions": package_versions(),
+        "hardware": {
+            "machine": platform.machine(),
+            "processor": processor_name(),
+            "num_cores": os.cpu_count(),
+            "gpus": gpu_names(),
+        },
+        "image_digest": os.environ.get("PERCEPTION_IMAGE_DIGEST"),
+        "communicator": communicator,
+        "data": data,
+    }
+
+
+def package_versions() -> dict[str, str | None]:
+    """Installed versions of the packages that results depend on; None for one that is missing."""
     versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = None
-    return {
-        "git": _git_state(),
-        "python": sys.version.split()[0],
-        "versions": versions,
-        "hardware": {
-            "machine": platform.machine(),
-            "processor": _processor(),
-            "num_cores": os.cpu_count(),
-            "gpus": _gpus(),
-        },
-        "image_digest": os.environ.get("PERCEPTION_IMAGE_DIGEST"),
-        "communicator": communicator,
-        "data": data,
-    }
+    return versions
 
 
 def manifest_digest(lines: list[str]) -> str:
@@ -160,7 +165,7 @@ def _git_state() -> dict[str, str | None]:
     return {"revision": revision.strip() if revision else None, "diff": git("diff", "HEAD")}
 
 
-def _gpus() -> list[str]:
+def gpu_names() -> list[str]:
     """Models of this host's NVIDIA GPUs as the driver names them; no torch here."""
     models = []
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
@@ -170,7 +175,7 @@ def _gpus() -> list[str]:
     return models
 
 
-def _processor() -> str:
+def processor_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

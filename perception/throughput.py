@@ -27,8 +27,8 @@ def measure_throughput(config: RunConfig, seconds: float, wait_for_start: Callab
     """
     communicator = distributed.connect(config.distributed)
     set_threads(config, communicator)
-    # Long enough never to end; the schedule does not matter for speed.
-    train = dataclasses.replace(config.train, num_samples=1_000_000_000)
+    # Long enough never to end; the schedule does not matter for speed. As much for each rank on any number of them.
+    train = dataclasses.replace(config.train, num_samples=1_000_000_000, global_batch=0)
     config = dataclasses.replace(config, train=train)
     sources = load_sources(config, communicator)
     with tempfile.TemporaryDirectory() as folder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ class Trainer:
         self.communicator, self.folder, self.telemetry = communicator, folder, telemetry
         self.device = communicator.device
         self.bf16 = use_bf16(config.train.precision, self.device)
-        self.global_batch = config.train.batch_size_per_rank * communicator.size * config.train.accumulation
+        self.global_batch = config.train.global_batch_on(communicator.size)
         self.peak_lr = schedule.peak_learning_rate(config.optim, self.global_batch)
         torch.manual_seed(config.train.seed)
         model = task.build_model().to(self.device)
@@ -129,8 +130,12 @@ class Trainer:
             own = self.communicator.rank
             torch.set_rng_state(local["random"][own])
             self._set_local_buffers(local["buffers"][own], local["averages"][own])
+            self._set_reduction_state(local["reduction"][own] if "reduction" in local else torch.zeros(0))
         else:
             self._set_local_buffers(torch.stack(local["buffers"]).mean(0), torch.stack(local["averages"]).mean(0))
+            # Errors add up over ranks, so their sum stays as it is; factors may have any scale.
+            before = local.get("reduction") or [torch.zeros(0)]
+            self._set_reduction_state(torch.stack(before).sum(0) / self.communicator.size)
             self.telemetry.say(self._change_of_ranks(stored.train, len(local["random"])))
         self.progress = Progress(content["step"], content["samples"], content["nonfinite_steps"], content["seconds"])
         self.telemetry.say(f"resumed from {path} at step {content['step']}, {content['samples']} images seen")
@@ -350,8 +355,9 @@ class Trainer:
     def _change_of_ranks(self, before: TrainConfig, ranks_before: int) -> str:
         """One line: what another number of ranks changes for the steps to come."""
         train, optim, ranks = self.config.train, self.config.optim, self.communicator.size
-        batch_before = before.batch_size_per_rank * ranks_before * before.accumulation
-        shares = f"{train.batch_size_per_rank} a rank, accumulated over {train.accumulation}"
+        batch_before = before.global_batch_on(ranks_before)
+        most = math.ceil(self.global_batch / (ranks * train.accumulation))
+        shares = f"at most {most} a rank, accumulated over {train.accumulation}"
         line = f"the checkpoint is of {ranks_before} ranks, this run has {ranks}: the sample order goes on; "
         if batch_before == self.global_batch:
             return f"{line}global batch {self.global_batch} and learning rate as before ({shares})"
@@ -362,14 +368,26 @@ class Trainer:
         )
 
     def _gather_local(self) -> dict[str, list[Tensor]]:
-        """What differs between ranks: batch-norm buffers, their averages, random state."""
+        """What differs between ranks: batch-norm buffers, their averages, random state, errors of the wire format."""
         names, buffers = self._local_buffers()
         averages = [self.average.tensors[name] for name in names] if self.average else []
         return {
             "random": self.communicator.allgather(torch.get_rng_state()),
             "buffers": self.communicator.allgather(_flatten(buffers)),
             "averages": self.communicator.allgather(_flatten(averages)),
+            "reduction": self.communicator.allgather(_flatten(self.reducer.local_state())),
         }
+
+    def _set_reduction_state(self, flat: Tensor) -> None:
+        """Errors of a lossy wire format; those of another format or rank do not fit, and start from 0."""
+        state = [torch.empty_like(tensor) for tensor in self.reducer.local_state()]
+        if flat.numel() != sum(tensor.numel() for tensor in state):
+            self.telemetry.say(
+                "the checkpoint's gradient errors do not fit distributed.wire_format or powersgd_rank: left out"
+            )
+            return
+        _unflatten(flat, state)
+        self.reducer.load_local_state(state)
 
     def _set_local_buffers(self, flat: Tensor, averages: Tensor) -> None:
         names, buffers = self._local_buffers()

@@ -102,24 +102,15 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> int:
 
 
 def fit_to_ranks(train: TrainConfig, ranks: int) -> TrainConfig:
-    """`batch_size_per_rank` and `accumulation` by which `ranks` ranks make up `global_batch`; as they are if it is 0.
+    """The fewest micro-batches in which `ranks` ranks make up `global_batch`; as configured if that is 0.
 
-    Exactly where it divides, in as few micro-batches as their size allows. Else as nearly as can be, with
-    micro-batches above half their size, so that steps do not become much slower.
+    Raises UserError where a rank would be left without a sample.
     """
     if not train.global_batch:
         return train
-    most, share = train.batch_size_per_rank, train.global_batch / ranks
-    plans = [
-        (batch, accumulation)
-        for batch in range(1, most + 1)
-        for accumulation in {max(1, math.floor(share / batch)), math.ceil(share / batch)}
-    ]
-    exact = [plan for plan in plans if plan[0] * plan[1] == share]
-    roomy = [plan for plan in plans if plan[0] > most / 2]
-    nearest = min(roomy, key=lambda plan: (abs(plan[0] * plan[1] - share), -plan[0]))
-    batch, accumulation = max(exact, default=nearest)
-    return replace(train, batch_size_per_rank=batch, accumulation=accumulation)
+    if train.global_batch < ranks:
+        raise UserError(f"train.global_batch = {train.global_batch} cannot be shared by {ranks} ranks: start fewer")
+    return replace(train, accumulation=math.ceil(train.global_batch / (train.batch_size_per_rank * ranks)))
 
 
 def failed_result(cause: str) -> dict[str, Any]:

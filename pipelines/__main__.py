@@ -13,6 +13,7 @@ COMMANDS = {
     "evaluate": "official metrics of prediction files: python -m pipelines evaluate lane --predictions P --labels L",
     "show-config": "print a model's complete configuration: python -m pipelines show-config lane",
     "bench": "measure throughput on one rank, on all, and on independent processes",
+    "tune": "find the fastest settings of the all-reduce layer for a model on this host: python -m pipelines tune lane",
     "doctor": "what this machine has for training, and what to do about what is missing",
 }
 

@@ -32,7 +32,7 @@ from perception.distributed.choice import choose_launch
 from perception.run_folder import RunFolder, write_json
 from perception.stopping import end_generation, generations_json, read_generations
 from pipelines.launch import FORWARDED_SIGNALS, Ended, Patience, run_ranks, show, signals_as_bytes
-from pipelines.rank_report import INNOCENT, End, _is_consequence
+from pipelines.rank_report import INNOCENT, End, is_consequence
 
 FRUITLESS_LIMIT = 3
 """Generations in a row that may die without a new commit."""
@@ -222,14 +222,14 @@ def last_commit(folder: Path) -> int:
 def lost_ranks(ended: Ended, failures: Path) -> list[int] | None:
     """Ranks that the next generation does without; None where there is to be none, as the run has ended.
 
-    Empty where ranks lost each other and none of them died: the network failed.
+    Empty where ranks lost each other and none of them died: the network failed, or one of them hung.
     """
     own = [rank for rank, end in enumerate(ended.ends) if end.failed and not end.by_launcher]
     if not own:
         return None
-    cause = min(own, key=lambda rank: (_is_consequence(rank, failures), ended.ends[rank].time, rank))
+    cause = min(own, key=lambda rank: (is_consequence(rank, failures), ended.ends[rank].time, rank))
     if not _died(ended, cause, failures):
-        return [] if _is_consequence(cause, failures) else None
+        return [] if is_consequence(cause, failures) else None
     # A library may abort a survivor when it loses its neighbour.
     others = [rank for rank in own if _died(ended, rank, failures) and ended.ends[rank].status != -signal.SIGABRT]
     return sorted({cause, *others})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-from perception.distributed import failure
+from perception.distributed import failure, stall_watch
 
 TAIL_LINES = 20
 INNOCENT = (0, failure.EXIT_PREEMPTED)
@@ -22,6 +22,8 @@ _CONSEQUENCES = (
     "DistNetworkError",
     "DistBackendError",
     "gloo/transport",
+    "is gone: its process has ended",
+    stall_watch.WAITED_TOO_LONG,
 )
 
 
@@ -75,7 +77,7 @@ def conclude(ends: Sequence[RankEnd | None], folder: Path, stop_signals: Sequenc
     if not causes:
         shown = ", ".join(f"rank {rank}: {end.status}" for rank, end in settled.items())
         return Outcome(1, (f"the ranks did not end alike (exit codes: {shown}); logs: {folder}",))
-    cause = min(causes, key=lambda rank: (_is_consequence(rank, folder), settled[rank].time, rank))
+    cause = min(causes, key=lambda rank: (is_consequence(rank, folder), settled[rank].time, rank))
     if settled[cause].status == failure.EXIT_USER_ERROR:
         reporting = [rank for rank in causes if settled[rank].status == failure.EXIT_USER_ERROR]
         return Outcome(failure.EXIT_USER_ERROR, _user_error(reporting, folder))
@@ -90,7 +92,8 @@ def _stopped_by(end: RankEnd, stop_signals: Sequence[signal.Signals]) -> signal.
     return None
 
 
-def _is_consequence(rank: int, folder: Path) -> bool:
+def is_consequence(rank: int, folder: Path) -> bool:
+    """Whether the rank ended because another one had, or did not answer."""
     lines = _read_lines(failure.traceback_file(folder, rank)) or _read_lines(failure.log_file(folder, rank))
     return any(sign in line for line in lines[-3:] for sign in _CONSEQUENCES)
 

@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure-scaling", action="store_true", help="first compare one rank, all, and independent ones"
     )
+    parser.add_argument("--trace-steps", type=int, metavar="N", help="write trace.json of N steps of every rank")
+    parser.add_argument("--tuned", action="store_true", help="take the settings that `tune` found for this case")
+    parser.add_argument("--tuned-from", type=Path, metavar="FILE", help="the same, from what `tune --out FILE` wrote")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="e.g. --set optim.lr=3e-4")
 
 
@@ -44,9 +47,13 @@ def run(options: argparse.Namespace) -> int:
     place = rank_environment(os.environ)
     if options.commit_every_steps is not None:
         options.set = [*options.set, f"train.checkpoint_every_steps={options.commit_every_steps}"]
+    if options.trace_steps is not None:
+        options.set = [*options.set, f"train.trace_steps={options.trace_steps}"]
     config = _configure(options)
     ranks = options.ranks if options.ranks is not None else max(1, config.distributed.num_ranks)
     _check_ranks(options, place, ranks)
+    if options.tuned or options.tuned_from is not None:
+        config = _with_tuned(options, config, place, ranks)
     resume = options.resume or options.resume_if_possible
     folder = options.out or Path("runs") / f"{config.name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
     if place.size > 1:
@@ -101,6 +108,17 @@ def _configure(options: argparse.Namespace) -> RunConfig:
     else:
         config = named_config(options.model)
     return with_options(config, options.data, options.engine, options.set)
+
+
+def _with_tuned(options: argparse.Namespace, config: RunConfig, place: RankEnvironment, ranks: int) -> RunConfig:
+    """Lay what `tune` found under the user's --set, and say what it was."""
+    from pipelines.tuned_settings import tuned_assignments
+
+    assignments, line = tuned_assignments(options, config, place, ranks)
+    if place.rank == 0:
+        print(line, flush=True)
+    options.set = [*assignments, *options.set]
+    return _configure(options)
 
 
 def _check_folder(folder: Path, resume: bool) -> None:

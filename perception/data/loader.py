@@ -50,10 +50,17 @@ class _Keys:
     """The key lists of all micro-batches of one rank, in order, from a position on."""
 
     def __init__(
-        self, stream: SampleStream, num_samples: int, batch: int, rank: int, size: int, accumulation: int, position: int
+        self,
+        stream: SampleStream,
+        num_samples: int,
+        global_batch: int,
+        rank: int,
+        size: int,
+        accumulation: int,
+        position: int,
     ) -> None:
         self._stream = stream
-        self._num_samples, self._global_batch, self._position = num_samples, batch * size * accumulation, position
+        self._num_samples, self._global_batch, self._position = num_samples, global_batch, position
         self._rank, self._size, self._accumulation = rank, size, accumulation
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
@@ -68,13 +75,13 @@ def training_batches(
 ) -> Iterator[Any]:
     """This rank's micro-batches in order, from sample number `position` of the run on.
 
-    `task.config` tells batch size, accumulation, length, seed and worker processes.
+    `task.config` tells global batch, accumulation, length, seed and worker processes.
     """
     config = task.config
     keys = _Keys(
         SampleStream(config.train.seed, len(samples)),
         config.train.num_samples,
-        config.train.batch_size_per_rank,
+        config.train.global_batch_on(size),
         rank,
         size,
         config.train.accumulation,

@@ -27,6 +27,9 @@ _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 class Pending(Protocol):
     """A reduction in flight."""
 
+    def done(self) -> bool:
+        """True once `wait` returns, or raises, without blocking."""
+
     def wait(self) -> None:
         """Block until the tensor holds the result; raise if another rank is gone."""
 
@@ -41,6 +44,13 @@ class Neighbours:
     """This rank's place among them."""
     same_everywhere: bool
     """Every host has equally many ranks."""
+    hosts: tuple[tuple[int, ...], ...]
+    """Global ranks of each host in order, hosts in the order of their first ranks."""
+
+    @property
+    def cross_groups(self) -> tuple[tuple[int, ...], ...]:
+        """For each place on a host the ranks that have it, one a host; needs equally many ranks everywhere."""
+        return tuple(zip(*self.hosts, strict=True))
 
 
 class SharedCalls(Protocol):
@@ -87,9 +97,12 @@ class Communicator(ABC):
         """The ranks of this host, as the launcher numbers nodes. Collective at the first call."""
         if self._neighbours is None:
             nodes = self.allgather_object(self.node_rank)
-            ranks = tuple(rank for rank, node in enumerate(nodes) if node == self.node_rank)
-            same = all(nodes.count(node) == len(ranks) for node in set(nodes))
-            self._neighbours = Neighbours(ranks, ranks.index(self.rank), same)
+            hosts = tuple(
+                tuple(rank for rank, other in enumerate(nodes) if other == node) for node in dict.fromkeys(nodes)
+            )
+            ranks = next(host for host in hosts if self.rank in host)
+            same = all(len(host) == len(ranks) for host in hosts)
+            self._neighbours = Neighbours(ranks, ranks.index(self.rank), same, hosts)
         return self._neighbours
 
     def share_calls(self, calls: SharedCalls) -> None:
@@ -147,7 +160,12 @@ class Communicator(ABC):
         ]
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Rank `root`'s values on every rank; shapes and dtypes must agree already."""
+        """Rank `root`'s values on every rank; shapes and dtypes must agree already.
+
+        Raises ValueError where there is no such rank.
+        """
+        if not 0 <= root < self.size:
+            raise ValueError(f"root = {root}, but there {'is 1 rank' if self.size == 1 else f'are {self.size} ranks'}")
         _refuse_unknown(tensor.dtype)
         flat = tensor.detach().contiguous().reshape(-1)
         wire = flat.to(self.wire_dtype(flat.dtype), copy=True)
@@ -199,6 +217,17 @@ class Communicator(ABC):
         """Prepare a stream of its own. Collective."""
         return None
 
+    def open_cross_group(self, stream: str) -> None:
+        """Prepare a stream among the ranks with this rank's place on every host. Collective over all ranks.
+
+        Every host must have equally many ranks.
+        """
+        return None
+
+    @abstractmethod
+    def start_cross_allreduce(self, flat: Tensor, name: str, stream: str) -> Pending:
+        """Sum a contiguous 1-D tensor in place over the ranks of an `open_cross_group`, in one order within it."""
+
     @abstractmethod
     def broadcast_flat(self, flat: Tensor, root: int, name: str) -> None:
         """Overwrite a contiguous 1-D tensor with rank `root`'s."""
@@ -209,6 +238,9 @@ class Communicator(ABC):
 
 
 class _Done:
+    def done(self) -> bool:
+        return True
+
     def wait(self) -> None:
         return None
 
@@ -220,6 +252,9 @@ class SoloCommunicator(Communicator):
         super().__init__(RankEnvironment(), device or torch.device("cpu"))
 
     def start_allreduce(self, flat: Tensor, name: str, op: ReduceOp = "sum", stream: str = "") -> Pending:
+        return _Done()
+
+    def start_cross_allreduce(self, flat: Tensor, name: str, stream: str) -> Pending:
         return _Done()
 
     def broadcast_flat(self, flat: Tensor, root: int, name: str) -> None:

@@ -32,6 +32,8 @@ class Bucket:
     """The gradients as views with the parameters' shapes."""
     description: str
     """For people: the parameters in it."""
+    parameters: tuple[int, ...] = ()
+    """Whose gradients `matrices` are: places in the model's list of parameters."""
 
     def title(self, index: int) -> str:
         """For a picture of the step."""
@@ -76,6 +78,12 @@ class Exchange(Protocol):
     def square_norm(self) -> float | None:
         """Sum of squares of all summed gradients, if it came for free; the same on every rank."""
 
+    def state(self) -> list[Tensor]:
+        """What this rank carries from step to step, not copied; as many tensors and shapes on every rank."""
+
+    def load_state(self, state: Sequence[Tensor]) -> None:
+        """Go on from what `state` gave, between steps. Raises ValueError if shapes differ."""
+
 
 class EngineExchange:
     """One asynchronous all-reduce of the engine for each bucket, cast to the wire's dtype where it differs."""
@@ -104,7 +112,7 @@ class EngineExchange:
         self._buckets = list(buckets)
         self._wires = []
         for bucket in buckets:
-            dtype = self._wire_dtype(bucket.buffer.dtype)
+            dtype = dtype_on_wire(self._communicator, bucket.buffer.dtype, self._wire_format)
             same = dtype is bucket.buffer.dtype
             self._wires.append(None if same else torch.zeros_like(bucket.gradients, dtype=dtype))
 
@@ -114,7 +122,7 @@ class EngineExchange:
         if wire is None:
             payload = bucket.buffer
         else:
-            torch.mul(bucket.gradients, self._wire_scale(wire), out=wire)
+            torch.mul(bucket.gradients, scale_on_wire(wire.dtype, self._wire_format), out=wire)
             payload = wire
         if payload.numel():
             self._pending.append(
@@ -134,16 +142,30 @@ class EngineExchange:
                 self.spans.append((self._buckets[index].title(index), began, time.perf_counter()))
             wire = self._wires[index] if index >= 0 else None
             if wire is not None:
-                torch.mul(wire, 1 / self._wire_scale(wire), out=self._buckets[index].gradients)
+                # Widened first: torch would multiply in the wire's dtype, where small numbers lose their digits again.
+                gradients = self._buckets[index].gradients.copy_(wire)
+                scale = scale_on_wire(wire.dtype, self._wire_format)
+                if scale != 1.0:
+                    gradients.mul_(1 / scale)
         self._pending.clear()
 
     def square_norm(self) -> float | None:
         return None
 
-    def _wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        if dtype is torch.float32 and self._wire_format in ("fp16", "bf16"):
-            return torch.float16 if self._wire_format == "fp16" else torch.bfloat16
-        return self._communicator.wire_dtype(dtype)
+    def state(self) -> list[Tensor]:
+        return []
 
-    def _wire_scale(self, wire: Tensor) -> float:
-        return _FP16_SCALE if self._wire_format == "fp16" and wire.dtype is torch.float16 else 1.0
+    def load_state(self, state: Sequence[Tensor]) -> None:
+        return None
+
+
+def dtype_on_wire(communicator: Communicator, dtype: torch.dtype, wire_format: str) -> torch.dtype:
+    """What gradients of `dtype` travel as by the engine."""
+    if dtype is torch.float32 and wire_format in ("fp16", "bf16"):
+        return torch.float16 if wire_format == "fp16" else torch.bfloat16
+    return communicator.wire_dtype(dtype)
+
+
+def scale_on_wire(dtype: torch.dtype, wire_format: str) -> float:
+    """By what gradients that were cast to `dtype` are multiplied before."""
+    return _FP16_SCALE if wire_format == "fp16" and dtype is torch.float16 else 1.0

@@ -94,7 +94,7 @@ def install(failure_folder: Path | None, rank: int) -> None:
     sys.excepthook = end
 
 
-def end_process(rank: int, words: str) -> None:
+def end_process(rank: int, words: str, exit_code: int = EXIT_CRASH) -> None:
     """End this rank at once, from any thread, with `words` where the launcher or the user finds them."""
     folder = os.environ.get(FAILURE_FOLDER_VARIABLE)
     if folder:
@@ -103,7 +103,7 @@ def end_process(rank: int, words: str) -> None:
         print(words, file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(EXIT_CRASH)
+    os._exit(exit_code)
 
 
 def _mark_clean_exit(folder: Path, rank: int, process_id: int) -> None:

@@ -8,6 +8,7 @@ torch (channels_last, bf16, momentum, the first step of Adam).
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from perception.distributed.communicator import Communicator, Pending, ReduceOp
 from perception.distributed.environment import RankEnvironment
 from perception.distributed.stall_watch import StallWatch
+from perception.errors import UserError
 
 _WIRE = {
     torch.bfloat16: torch.float32,
@@ -24,12 +26,18 @@ _WIRE = {
     torch.int16: torch.int32,
 }
 
+_has_left = False
+"""This process was one of Horovod's ranks and is no more."""
+
 
 class _Handle:
     def __init__(self, horovod: ModuleType, handle: int, watch: StallWatch) -> None:
         self._horovod = horovod
         self._handle = handle
         self._watch = watch
+
+    def done(self) -> bool:
+        return bool(self._horovod.poll(self._handle))
 
     def wait(self) -> None:
         with self._watch.waiting():
@@ -47,8 +55,15 @@ class HorovodCommunicator(Communicator):
         self.transport = transport
         import horovod.torch as horovod
 
+        if _has_left:
+            # MPI cannot be initialised twice, and over Gloo ranks would read each other's old addresses in the store.
+            raise UserError(
+                "Horovod cannot be joined again in the same process: start a new one, "
+                "or take distributed.engine = torch"
+            )
         horovod.init()
         self._horovod: ModuleType = horovod
+        self._cross_set: Any = None
         self._ops = {"sum": horovod.Sum, "max": horovod.Max, "min": horovod.Min}
         if (horovod.rank(), horovod.size()) != (place.rank, place.size):
             raise RuntimeError(
@@ -61,6 +76,24 @@ class HorovodCommunicator(Communicator):
         handle = self._horovod.allreduce_async_(flat, name=name, op=self._ops[op])
         return _Handle(self._horovod, handle, self.watch)
 
+    def open_cross_group(self, stream: str) -> None:
+        # Calls are told apart by name, so one set serves all streams; Horovod refuses a second equal one.
+        if self._cross_set is not None:
+            return
+        if len(self.neighbours().ranks) == 1:
+            self._cross_set = self._horovod.global_process_set
+            return
+        for ranks in self.neighbours().cross_groups:
+            # Every rank takes part in adding every set. `connect` has told Horovod that there may be some.
+            process_set = self._horovod.add_process_set(list(ranks))
+            if self.rank in ranks:
+                self._cross_set = process_set
+
+    def start_cross_allreduce(self, flat: Tensor, name: str, stream: str) -> Pending:
+        # Not counted by the watch: when a bucket crosses is up to each rank, and ranks of a host compare counts.
+        handle = self._horovod.allreduce_async_(flat, name=name, op=self._ops["sum"], process_set=self._cross_set)
+        return _Handle(self._horovod, handle, self.watch)
+
     def broadcast_flat(self, flat: Tensor, root: int, name: str) -> None:
         self.watch.reached(name)
         with self.watch.waiting():
@@ -71,5 +104,7 @@ class HorovodCommunicator(Communicator):
         return _WIRE.get(dtype, dtype)
 
     def shutdown(self) -> None:
+        global _has_left
         if self._horovod.is_initialized():
             self._horovod.shutdown()
+            _has_left = True

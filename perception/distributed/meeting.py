@@ -31,21 +31,12 @@ def join_rendezvous(place: RankEnvironment, master: tuple[str, int], timeout_sec
         store = TCPStore(
             host, port, place.size, is_master=is_master, timeout=datetime.timedelta(seconds=timeout_seconds)
         )
+        rendezvous_port = _rendezvous_port(store, place)
     except (dist.DistError, dist.DistNetworkError, dist.DistStoreError) as error:
         raise UserError(
             f"rank {place.rank} of {place.size} could not meet rank 0 at {host}:{port} ({type(error).__name__}): "
             "check MASTER_ADDR, MASTER_PORT and that every rank started"
         ) from error
-    if place.local_rank == 0:
-        store.set(f"roadfuse/host{place.node_rank}", socket.gethostname())
-    if place.rank == 0:
-        names = [store.get(f"roadfuse/host{node}").decode() for node in range(place.num_nodes)]
-        store.set("roadfuse/rendezvous", str(_serve(names, place)))
-    rendezvous_port = store.get("roadfuse/rendezvous").decode()
-    store.set(f"roadfuse/met{place.rank}", "1")
-    if place.rank == 0:
-        # The store goes with this function: not before every rank has read from it.
-        store.wait([f"roadfuse/met{rank}" for rank in range(place.size)])
     return {
         "HOROVOD_RANK": str(place.rank),
         "HOROVOD_SIZE": str(place.size),
@@ -59,6 +50,20 @@ def join_rendezvous(place: RankEnvironment, master: tuple[str, int], timeout_sec
         "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous_port,
         **({"HOROVOD_GLOO_IFACE": "lo"} if place.num_nodes == 1 else {}),
     }
+
+
+def _rendezvous_port(store: TCPStore, place: RankEnvironment) -> str:
+    if place.local_rank == 0:
+        store.set(f"roadfuse/host{place.node_rank}", socket.gethostname())
+    if place.rank == 0:
+        names = [store.get(f"roadfuse/host{node}").decode() for node in range(place.num_nodes)]
+        store.set("roadfuse/rendezvous", str(_serve(names, place)))
+    port: str = store.get("roadfuse/rendezvous").decode()
+    store.set(f"roadfuse/met{place.rank}", "1")
+    if place.rank == 0:
+        # The store goes with `join_rendezvous`: not before every rank has read from it.
+        store.wait([f"roadfuse/met{rank}" for rank in range(place.size)])
+    return port
 
 
 def _serve(names: list[str], place: RankEnvironment) -> int:

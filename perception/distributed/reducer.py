@@ -104,6 +104,12 @@ class GradientReducer:
     def order(self) -> Sequence[int] | None:
         return self._order
 
+    def local_state(self) -> list[Tensor]:
+        return self._exchange.state()
+
+    def load_local_state(self, state: Sequence[Tensor]) -> None:
+        self._exchange.load_state(state)
+
     def zero_grad(self) -> None:
         self._settle()
         for parameter in self.parameters:
@@ -349,7 +355,9 @@ class GradientReducer:
         if square is not None:
             return math.sqrt(square) if square >= 0 else math.nan
         norms = [
-            torch.linalg.vector_norm(b.gradients, dtype=torch.float32) for b in self._buckets if b.gradients.numel()
+            torch.linalg.vector_norm(b.gradients, dtype=torch.promote_types(b.gradients.dtype, torch.float32)).float()
+            for b in self._buckets
+            if b.gradients.numel()
         ]
         return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
@@ -375,7 +383,8 @@ class GradientReducer:
             names = [self.specs[slot.parameter].name for slot in plan.slots]
             description = f"{names[0]} to {names[-1]}" if names else "no gradients"
             buffer = self._arenas[dtype][start : used[dtype]]
-            self._buckets.append(Bucket(buffer, num_extras, matrices, description))
+            parameters = tuple(slot.parameter for slot in plan.slots)
+            self._buckets.append(Bucket(buffer, num_extras, matrices, description, parameters))
         self._missing = [len(plan.slots) for plan in self.plans]
         self._exchange.set_buckets(self._buckets)
 

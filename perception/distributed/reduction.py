@@ -55,6 +55,15 @@ class Reducer(Protocol):
     def follow(self, order: Sequence[int]) -> None:
         """Take up the `order` of the run that is resumed, between steps and on all ranks."""
 
+    def local_state(self) -> list[Tensor]:
+        """What a checkpoint must keep of each rank besides the model, not copied: PowerSGD's errors and factors.
+
+        As many tensors and shapes on every rank; empty for other wire formats.
+        """
+
+    def load_local_state(self, state: Sequence[Tensor]) -> None:
+        """Go on from what `local_state` gave on this rank. Raises ValueError if shapes differ."""
+
     @property
     def buffer_bytes(self) -> int:
         """Memory that the layer takes beside the model."""

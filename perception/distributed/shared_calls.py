@@ -21,6 +21,12 @@ CALL_BYTES = 2 * SLOT_BYTES
 """Memory of each rank."""
 _CALLS = 1
 _NUMEL = 2
+_KIND = 4
+_OPS = ("sum", "max", "min", "broadcast")
+_DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -37,7 +43,7 @@ class SharedCalls:
     def combine(self, flat: Tensor, op: str, name: str) -> None:
         """Overwrite contiguous 1-D `flat` with the sum, max or min over ranks; narrow floats are added as fp32."""
         for piece in flat.split(SLOT_BYTES // flat.element_size()):
-            parts = self._meet(piece, True, name)
+            parts = self._meet(piece, True, op, name)
             total = parts[0].to(_WIDE.get(flat.dtype, flat.dtype), copy=True)
             for part in parts[1:]:
                 if op == "sum":
@@ -51,19 +57,24 @@ class SharedCalls:
     def broadcast(self, flat: Tensor, root: int, name: str) -> None:
         """Overwrite contiguous 1-D `flat` with that of the rank at place `root`."""
         for piece in flat.split(SLOT_BYTES // flat.element_size()):
-            slots = self._meet(piece, self._own == root, name)
+            slots = self._meet(piece, self._own == root, "broadcast", name, root)
             if self._own != root:
                 piece.copy_(slots[root])
 
-    def _meet(self, piece: Tensor, shows: bool, name: str) -> list[Tensor]:
-        """Meet all ranks; returns their slots, cut to the length of `piece`, which this rank's holds if it `shows`."""
+    def _meet(self, piece: Tensor, shows: bool, op: str, name: str, root: int = 0) -> list[Tensor]:
+        """Meet all ranks; returns their slots, cut to the length of `piece`, which this rank's holds if it `shows`.
+
+        Raises RuntimeError on every rank where the calls of two of them differ.
+        """
         self._watch.reached(name)
         counters, own, numel = self._segment.counters, self._own * 8, piece.numel()
         self._calls += 1
         slots = [slot[:numel] for slot in self._slots_of(piece.dtype)]
         if shows:
             slots[self._own].copy_(piece)
+        kind = (root * len(_OPS) + _OPS.index(op)) * len(_DTYPES) + _DTYPES.index(piece.dtype)
         counters[own + _NUMEL + self._calls % 2] = numel
+        counters[own + _KIND + self._calls % 2] = kind
         counters[own + _CALLS] = self._calls
         calls = self._calls
         wait_until(
@@ -74,12 +85,14 @@ class SharedCalls:
             self._watch,
         )
         for place in range(self._size):
-            theirs = counters[place * 8 + _NUMEL + calls % 2]
-            if theirs != numel:
+            line = place * 8 + calls % 2
+            their_numel, their_kind = counters[line + _NUMEL], counters[line + _KIND]
+            if (their_numel, their_kind) != (numel, kind):
                 ranks = self._segment.neighbours.ranks
                 raise RuntimeError(
-                    f"{name}: rank {ranks[self._own]} has {numel} values, rank {ranks[place]} has {theirs}: "
-                    "every rank must make the same call with a tensor of the same shape"
+                    f"{name}: rank {ranks[self._own]} has {_told(numel, kind)}, "
+                    f"rank {ranks[place]} has {_told(their_numel, their_kind)}: "
+                    "every rank must make the same call with a tensor of the same shape and dtype"
                 )
         return slots
 
@@ -91,3 +104,10 @@ class SharedCalls:
                 self._segment.tensor(place, dtype, turn * SLOT_BYTES, numel) for place in range(self._size)
             ]
         return self._slots[dtype, turn]
+
+
+def _told(numel: int, kind: int) -> str:
+    rest, dtype = divmod(kind, len(_DTYPES))
+    root, op = divmod(rest, len(_OPS))
+    source = f" from rank {root}" if _OPS[op] == "broadcast" else ""
+    return f"{numel} values of {_DTYPES[dtype]} to {_OPS[op]}{source}"

@@ -20,7 +20,7 @@ from perception.distributed.exchange import Bucket
 from perception.distributed.shared_segment import SharedSegment
 from perception.distributed.shared_wait import wait_until
 
-_PIECE_BYTES = 256 * 1024
+PIECE_BYTES = 256 * 1024
 """Sums of a piece stay in a core's own cache; half and double measured slower."""
 _ALIGNMENT_BYTES = 64
 _READY = 0
@@ -60,7 +60,7 @@ class SharedMemoryExchange:
         self._summed = 0
         self._base = 0
         """Buckets of all steps before the current layout."""
-        self._scratch = torch.zeros(_PIECE_BYTES // torch.float16.itemsize)
+        self._scratch = torch.zeros(PIECE_BYTES // torch.float16.itemsize)
 
     @property
     def extra_bytes(self) -> int:
@@ -74,7 +74,7 @@ class SharedMemoryExchange:
         return {dtype: arenas[self._own] for dtype, arenas in self._arenas.items()}
 
     def set_buckets(self, buckets: Sequence[Bucket]) -> None:
-        shares = [self._share(bucket) for bucket in buckets]
+        shares = [own_share(bucket, self._arenas[bucket.buffer.dtype], self._own) for bucket in buckets]
         self._squares = torch.zeros(max(1, sum(len(share) for share in shares)))
         self._pieces, next_square = [], 0
         for share in shares:
@@ -113,24 +113,11 @@ class SharedMemoryExchange:
     def square_norm(self) -> float | None:
         return self._norm
 
-    def _share(self, bucket: Bucket) -> list[tuple[tuple[Tensor, ...], bool]]:
-        """This rank's equal part of the bucket, cut into pieces: ranges of all ranks' memory, and whether gradients."""
-        arenas = self._arenas[bucket.buffer.dtype]
-        element_bytes = bucket.buffer.element_size()
-        first = (bucket.buffer.data_ptr() - arenas[self._own].data_ptr()) // element_bytes
-        pieces = []
-        for start, numel, is_gradient in (
-            (first, bucket.gradients.numel(), True),
-            (first + bucket.gradients.numel(), bucket.num_extras, False),
-        ):
-            step = max(1, _ALIGNMENT_BYTES // element_bytes)
-            per_rank = -(-numel // (self._size * step)) * step
-            low, high = min(self._own * per_rank, numel), min((self._own + 1) * per_rank, numel)
-            length = _PIECE_BYTES // element_bytes
-            for offset in range(low, high, length):
-                begin, end = start + offset, start + min(offset + length, high)
-                pieces.append((tuple(arena[begin:end] for arena in arenas), is_gradient))
-        return pieces
+    def state(self) -> list[Tensor]:
+        return []
+
+    def load_state(self, state: Sequence[Tensor]) -> None:
+        return None
 
     def _sum_next(self) -> None:
         index = (self._summed - self._base) % len(self._pieces)
@@ -148,6 +135,29 @@ class SharedMemoryExchange:
     def _late(self) -> list[int]:
         """Places whose share of the started buckets is not done."""
         return [place for place in range(self._size) if self._segment.counters[place * 8 + _DONE] < self._started]
+
+
+def own_share(bucket: Bucket, arenas: Sequence[Tensor], own: int) -> list[tuple[tuple[Tensor, ...], bool]]:
+    """The equal part of a bucket that the rank at place `own` adds up, cut into pieces.
+
+    `arenas` is the memory of each rank of the host, by place. Returns for each piece its range in all of them,
+    and whether it holds gradients, which come first, or extras.
+    """
+    element_bytes = bucket.buffer.element_size()
+    first = (bucket.buffer.data_ptr() - arenas[own].data_ptr()) // element_bytes
+    pieces = []
+    for start, numel, is_gradient in (
+        (first, bucket.gradients.numel(), True),
+        (first + bucket.gradients.numel(), bucket.num_extras, False),
+    ):
+        step = max(1, _ALIGNMENT_BYTES // element_bytes)
+        per_rank = -(-numel // (len(arenas) * step)) * step
+        low, high = min(own * per_rank, numel), min((own + 1) * per_rank, numel)
+        length = PIECE_BYTES // element_bytes
+        for offset in range(low, high, length):
+            begin, end = start + offset, start + min(offset + length, high)
+            pieces.append((tuple(arena[begin:end] for arena in arenas), is_gradient))
+    return pieces
 
 
 def aligned_bytes(numel: int, dtype: torch.dtype) -> int:

@@ -44,6 +44,12 @@ class SoloReducer:
     def follow(self, order: Sequence[int]) -> None:
         return None
 
+    def local_state(self) -> list[Tensor]:
+        return []
+
+    def load_local_state(self, state: Sequence[Tensor]) -> None:
+        return None
+
     def zero_grad(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None

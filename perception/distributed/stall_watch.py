@@ -18,6 +18,9 @@ from typing import Protocol
 
 from perception.distributed import failure
 
+WAITED_TOO_LONG = "slow, stopped or hanging? distributed.timeout_seconds"
+"""In the last words of a rank that another one kept waiting."""
+
 
 class Counters(Protocol):
     """A count for each rank of this host that all of them see."""
@@ -43,6 +46,8 @@ class StallWatch:
         self._count = 0
         self._recent: deque[str] = deque(maxlen=256)
         self._since: float | None = None
+        self._joining: tuple[float, str] | None = None
+        """Until when this rank must have joined the others, and what to say if it has not."""
         if size > 1 and (warning_seconds or timeout_seconds):
             stop = threading.Event()
             weakref.finalize(self, stop.set)
@@ -68,6 +73,15 @@ class StallWatch:
         finally:
             self._since = before
 
+    @contextmanager
+    def joining(self, limit_seconds: float, words: str) -> Iterator[None]:
+        """While ranks meet, which may never return: after the limit, end the process as a UserError would."""
+        self._joining = (time.monotonic() + limit_seconds, words)
+        try:
+            yield
+        finally:
+            self._joining = None
+
     def late_ranks(self) -> list[str]:
         """Ranks of this host that are behind this one, each with what it has not reached."""
         if self._counters is None:
@@ -88,6 +102,9 @@ class StallWatch:
 
     def look(self, reported: float | None) -> float | None:
         """Warn or end if it is time; returns the beginning of the wait that has been reported."""
+        joining = self._joining
+        if joining is not None and time.monotonic() >= joining[0]:
+            failure.end_process(self._rank, f"error: {joining[1]}", failure.EXIT_USER_ERROR)
         since = self._since
         if since is None:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from perception.distributed.communicator import Communicator, SoloCommunicator
 from perception.distributed.environment import RankEnvironment, master_address, rank_environment
 from perception.distributed.exchanges import cannot_reduce_in_memory, open_exchange
 from perception.distributed.layout import parameter_spec, with_tail
+from perception.distributed.open_mpi import check_shared_memory
 from perception.distributed.reducer import GradientReducer
 from perception.distributed.reduction import Reducer
 from perception.distributed.shared_calls import CALL_BYTES, SharedCalls
@@ -50,20 +51,34 @@ def connect(config: DistributedConfig | None = None, environ: MutableMapping[str
         return SoloCommunicator(device)
     transport = choose_transport(engine, config.transport, device.type == "cuda", mpi="OMPI_COMM_WORLD_RANK" in environ)
     watch = StallWatch(place.rank, place.size, config.stall_warning_seconds, config.timeout_seconds)
-    if engine == "torch":
-        from perception.distributed.torch_engine import TorchCommunicator
+    # Later than the engine's own limit, whose error says more.
+    limit_seconds = config.timeout_seconds + 1.5 * _ENGINE_GRACE_SECONDS
+    with watch.joining(limit_seconds, _cannot_meet(place, environ, limit_seconds)):
+        if engine == "torch":
+            from perception.distributed.torch_engine import TorchCommunicator
 
-        master = ("127.0.0.1", _free_port()) if place.size == 1 else master_address(environ, place)
-        communicator: Communicator = TorchCommunicator(
-            place, device, transport, master, config.timeout_seconds + _ENGINE_GRACE_SECONDS, watch
-        )
-    else:
-        _prepare_horovod(config, transport, place, environ)
-        from perception.distributed.horovod_engine import HorovodCommunicator
+            master = ("127.0.0.1", _free_port()) if place.size == 1 else master_address(environ, place)
+            communicator: Communicator = TorchCommunicator(
+                place, device, transport, master, config.timeout_seconds + _ENGINE_GRACE_SECONDS, watch
+            )
+        else:
+            _prepare_horovod(config, transport, place, environ)
+            from perception.distributed.horovod_engine import HorovodCommunicator
 
-        communicator = HorovodCommunicator(place, device, transport, watch)
+            communicator = HorovodCommunicator(place, device, transport, watch)
     _share_memory(communicator, config)
     return communicator
+
+
+def _cannot_meet(place: RankEnvironment, environ: Mapping[str, str], seconds: float) -> str:
+    who = f"rank {place.rank} of {place.size}"
+    if place.size == 1 or place.launcher not in ("torchrun", "slurm"):
+        return f"{who} has not joined the others in {seconds:.0f} s: did every rank start?"
+    host, port = master_address(environ, place)
+    return (
+        f"{who} has not met rank 0 at {host}:{port} in {seconds:.0f} s: is another program listening there? "
+        "Check MASTER_ADDR, MASTER_PORT and that every rank started"
+    )
 
 
 def _share_memory(communicator: Communicator, config: DistributedConfig) -> None:
@@ -138,16 +153,23 @@ def _prepare_horovod(
 ) -> None:
     """Set what Horovod reads once at init; what the user exported stays."""
     # Flat buckets are fused already; fusing them again would depend on timing and copy once more.
-    environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
-    environ.setdefault("HOROVOD_CYCLE_TIME", str(config.horovod_cycle_time_milliseconds))
+    environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(int(config.horovod_fusion_threshold_mib * _MIB)))
+    idle = transport != "nccl" and place.num_nodes == 1 and config.local_reduction != "engine"
+    cycle = config.horovod_cycle_time_milliseconds or (20.0 if idle else 1.0)
+    environ.setdefault("HOROVOD_CYCLE_TIME", str(cycle))
     limit = int(config.timeout_seconds) + _ENGINE_GRACE_SECONDS
     environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(limit))
     environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(limit))
     environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(limit))
+    if place.num_nodes > 1:
+        # Gradients cross hosts within sets of ranks that are made when a model is distributed.
+        environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
     under_mpirun = "OMPI_COMM_WORLD_RANK" in environ
     if transport == "gloo" and under_mpirun:
         raise UserError("distributed.transport = gloo, but mpirun started this rank: take mpi, or start by --ranks N")
     control = "mpi" if under_mpirun else "gloo"
+    if control == "mpi":
+        check_shared_memory(place.local_size, environ)
     environ.setdefault("HOROVOD_CONTROLLER", control)
     environ.setdefault("HOROVOD_CPU_OPERATIONS", control)
     if control == "gloo" and place.launcher != "horovod" and place.size > 1:

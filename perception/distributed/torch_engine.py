@@ -23,6 +23,9 @@ class _Work:
         self._work = work
         self._watch = watch
 
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
     def wait(self) -> None:
         with self._watch.waiting():
             self._work.wait()
@@ -96,6 +99,19 @@ class TorchCommunicator(Communicator):
         # A group matches calls by their order: buckets of one model are in a fixed one among themselves, but not
         # against another model's, nor against calls within forward and backward (synchronised batch norm).
         self._groups[name] = dist.new_group(backend=self.transport, timeout=self._timeout)
+
+    def open_cross_group(self, stream: str) -> None:
+        for ranks in self.neighbours().cross_groups:
+            # Every rank takes part in making every group, its own and the others'.
+            group = dist.new_group(list(ranks), backend=self.transport, timeout=self._timeout)
+            if self.rank in ranks:
+                self._groups[f"cross {stream}"] = group
+
+    def start_cross_allreduce(self, flat: Tensor, name: str, stream: str) -> Pending:
+        # Not counted by the watch: when a bucket crosses is up to each rank, and ranks of a host compare counts.
+        work = dist.all_reduce(flat, group=self._groups[f"cross {stream}"], async_op=True)
+        assert work is not None
+        return _Work(work, self.watch)
 
     def _group(self, flat: Tensor, stream: str = "") -> dist.ProcessGroup:
         if stream:

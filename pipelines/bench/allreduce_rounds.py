@@ -9,10 +9,10 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from pipelines.bench.allreduce import Plan
 
 CHECK_STEPS = 3
-CALIBRATION_TURNS = 2
+CALIBRATION_ROUNDS = 3
 WARM_UP_SECONDS = 0.5
 MEMORY_SHARE = 0.7
 """Of the memory that is available, what kept processes may take."""
+Arm = tuple[Variant, Candidate]
 REFERENCE = Variant("reference", "reference", "torch", "gloo")
 
 
@@ -77,21 +78,15 @@ def measure(plan: Plan, folder: Path) -> Measured:
     variants, left_out = chosen_variants(plan.ranks, plan.variants)
     for line in left_out:
         print(line, flush=True)
-    measured = _calibrated(plan, variants, left_out, folder)
+    measured = _sized(plan, variants, left_out, folder)
+    for variant in variants:
+        _choose_settings(plan, measured, variant, folder)
+    # The same program as the limit, alone.
+    measured.candidates[ONE_PROCESS] = measured.candidates[LIMIT]
     _check_weights(plan, measured, folder)
-    groups: dict[str, RankGroup] = {}
-    try:
-        if measured.kept:
-            for variant in variants:
-                groups[variant.name] = _start(plan, variant, measured.candidates[variant.name], folder)
-                groups[variant.name].ask({"do": "prepare"})
-                groups[variant.name].pause()
-        _measure_rounds(plan, measured, groups, folder)
-        for group in groups.values():
-            group.end()
-    finally:
-        for group in groups.values():
-            group.kill()
+    arms = [(variant, measured.candidates[variant.name]) for variant in variants]
+    turns = _interleaved(plan, measured, arms, plan.rounds, folder, is_final=True)
+    measured.turns = {variant.name: own for variant, own in zip(variants, turns, strict=True)}
     return measured
 
 
@@ -107,34 +102,11 @@ def profile(plan: Plan, name: str, folder: Path) -> str:
     return (folder / "profile.txt").read_text()
 
 
-def _calibrated(plan: Plan, variants: list[Variant], left_out: list[str], folder: Path) -> Measured:
-    """Take the fastest of each variant's candidates; the limit comes first and says how many steps a turn has."""
-    measured: Measured | None = None
-    for variant in sorted(variants, key=lambda variant: variant.name != LIMIT):
-        seconds: dict[str, float] = {}
-        if variant.name == ONE_PROCESS:
-            continue
-        for candidate in variant.candidates if measured is None or len(variant.candidates) > 1 else ():
-            with _started(plan, variant, candidate, folder) as group:
-                prepared = group.ask({"do": "prepare"})
-                if measured is None:
-                    measured = _first(plan, variants, left_out, prepared)
-                turns = [_turn(variant, group, measured) for _ in range(CALIBRATION_TURNS)]
-            seconds[candidate.label] = min(turn.step_seconds for turn in turns)
-        assert measured is not None
-        best = min(variant.candidates, key=lambda candidate: seconds.get(candidate.label, 0.0))
-        measured.candidates[variant.name] = best
-        if seconds:
-            measured.calibration[variant.name] = seconds
-            shown = "; ".join(f"{label} {value * 1e3:.1f} ms" for label, value in seconds.items())
-            print(f"settings of {variant.name}: {shown}; taken: {best.label}", flush=True)
-    assert measured is not None
-    # The same program as the limit, alone.
-    measured.candidates[ONE_PROCESS] = measured.candidates[LIMIT]
-    return measured
-
-
-def _first(plan: Plan, variants: list[Variant], left_out: list[str], prepared: list[dict[str, Any]]) -> Measured:
+def _sized(plan: Plan, variants: list[Variant], left_out: list[str], folder: Path) -> Measured:
+    """Run the limit for a moment: how many steps a turn has follows, and whether processes can be kept."""
+    limit = next(variant for variant in variants if variant.name == LIMIT)
+    with _started(plan, limit, limit.candidates[0], folder) as group:
+        prepared = group.ask({"do": "prepare"})
     step_seconds = statistics.mean(answer["step_seconds"] for answer in prepared)
     steps = plan.steps or max(3, round(plan.seconds / step_seconds))
     warm_up_steps = max(1, min(20, round(WARM_UP_SECONDS / step_seconds)))
@@ -150,6 +122,22 @@ def _first(plan: Plan, variants: list[Variant], left_out: list[str], prepared: l
         flush=True,
     )
     return Measured(variants, {}, {}, steps, warm_up_steps, num_parameters, precision, kept, left_out)
+
+
+def _choose_settings(plan: Plan, measured: Measured, variant: Variant, folder: Path) -> None:
+    """Take the candidate with the fastest turn; their turns are interleaved too, so that none has bad luck alone."""
+    measured.candidates[variant.name] = variant.candidates[0]
+    if len(variant.candidates) == 1:
+        return
+    arms = [(variant, candidate) for candidate in variant.candidates]
+    turns = _interleaved(plan, measured, arms, CALIBRATION_ROUNDS, folder)
+    seconds = [min(turn.step_seconds for turn in own) for own in turns]
+    best = variant.candidates[seconds.index(min(seconds))]
+    measured.candidates[variant.name] = best
+    labels = [candidate.label for candidate in variant.candidates]
+    measured.calibration[variant.name] = dict(zip(labels, seconds, strict=True))
+    shown = "; ".join(f"{label} {value * 1e3:.1f} ms" for label, value in zip(labels, seconds, strict=True))
+    print(f"settings of {variant.name}: {shown}; taken: {best.label}", flush=True)
 
 
 def _check_weights(plan: Plan, measured: Measured, folder: Path) -> None:
@@ -205,40 +193,49 @@ def _difference(own: Path, reference: Path) -> float:
     return max(a / max(m, floor) for a, m in zip(apart, moved, strict=True))
 
 
-def _measure_rounds(plan: Plan, measured: Measured, groups: dict[str, RankGroup], folder: Path) -> None:
-    variants = measured.variants
-    measured.turns = {variant.name: [] for variant in variants}
-    busy, own = _busy_seconds(), 0.0
-    began = time.perf_counter()
-    for number in range(plan.rounds):
-        # Another one begins each time, so that none always follows the same neighbour's end.
-        shift = number % len(variants)
-        for variant in variants[shift:] + variants[:shift]:
-            if measured.kept:
-                group = groups[variant.name]
-                before = {name: other.cpu_seconds() for name, other in groups.items()}
-                group.resume()
-                turn = _turn(variant, group, measured)
-                group.pause()
-                after = {name: other.cpu_seconds() for name, other in groups.items()}
-                own += after[variant.name] - before[variant.name]
-                measured.waiting_cpu_seconds += sum(after[n] - before[n] for n in groups if n != variant.name)
-            else:
-                with _started(plan, variant, measured.candidates[variant.name], folder) as group:
-                    group.ask({"do": "prepare"})
-                    turn = _turn(variant, group, measured)
-                    own += group.cpu_seconds()
-            measured.turns[variant.name].append(turn)
-        shown = ", ".join(f"{name} {turns[-1].step_seconds * 1e3:.1f}" for name, turns in measured.turns.items())
-        print(f"round {number + 1}, ms a step: {shown}", flush=True)
-    elapsed = time.perf_counter() - began
-    measured.others_share = max(0.0, (_busy_seconds() - busy - own) / (elapsed * (os.cpu_count() or 1)))
+def _interleaved(
+    plan: Plan, measured: Measured, arms: Sequence[Arm], rounds: int, folder: Path, is_final: bool = False
+) -> list[list[Turn]]:
+    """Take `rounds` turns of each arm, one of each in a round; the final ones are shown, and strangers counted."""
+    turns: list[list[Turn]] = [[] for _ in arms]
+    with contextlib.ExitStack() as stack:
+        groups: list[RankGroup] = []
+        for number, (variant, candidate) in enumerate(arms if measured.kept else ()):
+            groups.append(stack.enter_context(_started(plan, variant, candidate, folder, number)))
+            groups[-1].ask({"do": "prepare"})
+            groups[-1].pause()
+        busy, own, began = _busy_seconds(), 0.0, time.perf_counter()
+        for number in range(rounds):
+            # Another one begins each time, so that none always follows the same neighbour's end.
+            for index in [(number + place) % len(arms) for place in range(len(arms))]:
+                variant, candidate = arms[index]
+                if measured.kept:
+                    before = [group.cpu_seconds() for group in groups]
+                    groups[index].resume()
+                    turn = take_turn(variant, groups[index], measured.steps, measured.warm_up_steps)
+                    groups[index].pause()
+                    taken = [group.cpu_seconds() - earlier for group, earlier in zip(groups, before, strict=True)]
+                    own += taken[index]
+                    measured.waiting_cpu_seconds += sum(taken) - taken[index]
+                else:
+                    with _started(plan, variant, candidate, folder) as group:
+                        group.ask({"do": "prepare"})
+                        turn = take_turn(variant, group, measured.steps, measured.warm_up_steps)
+                        own += group.cpu_seconds()
+                turns[index].append(turn)
+            if is_final:
+                shown = [f"{arms[i][0].name} {row[-1].step_seconds * 1e3:.1f}" for i, row in enumerate(turns)]
+                print(f"round {number + 1}, ms a step: {', '.join(shown)}", flush=True)
+        if is_final:
+            elapsed = time.perf_counter() - began
+            strangers = _busy_seconds() - busy - own
+            measured.others_share = max(0.0, strangers / (elapsed * (os.cpu_count() or 1)))
+    return turns
 
 
-def _turn(variant: Variant, group: RankGroup, measured: Measured) -> Turn:
+def take_turn(variant: Variant, group: RankGroup, steps: int, warm_up_steps: int) -> Turn:
     """Let all ranks warm up, begin together and report."""
-    steps = measured.steps
-    group.ask({"do": "turn", "warm_up_steps": measured.warm_up_steps, "steps": steps})
+    group.ask({"do": "turn", "warm_up_steps": warm_up_steps, "steps": steps})
     answers = group.ask({"do": "go"})
     own = [(answer["ended"] - answer["began"]) / steps for answer in answers]
     if variant.method == "plain":
@@ -253,8 +250,9 @@ def _turn(variant: Variant, group: RankGroup, measured: Measured) -> Turn:
 
 
 @contextlib.contextmanager
-def _started(plan: Plan, variant: Variant, candidate: Candidate, folder: Path) -> Iterator[RankGroup]:
-    group = _start(plan, variant, candidate, folder)
+def _started(plan: Plan, variant: Variant, candidate: Candidate, folder: Path, number: int = 0) -> Iterator[RankGroup]:
+    """A variant's processes; `number` tells apart those that are alive at once."""
+    group = start_group(plan, variant, candidate, folder / str(number))
     try:
         yield group
         group.end()
@@ -262,11 +260,12 @@ def _started(plan: Plan, variant: Variant, candidate: Candidate, folder: Path) -
         group.kill()
 
 
-def _start(plan: Plan, variant: Variant, candidate: Candidate, folder: Path) -> RankGroup:
+def start_group(plan: Plan, variant: Variant, candidate: Candidate, folder: Path) -> RankGroup:
+    """Start the variant's processes, which then await {"do": "prepare"}. Raises UserError if one fails."""
     from pipelines.bench.allreduce import detector_json
 
     place = folder / variant.name.replace("/", "-").replace(" ", "-")
-    place.mkdir(exist_ok=True)
+    place.mkdir(exist_ok=True, parents=True)
     distributed = dataclasses.replace(
         plan.config.distributed,
         engine="solo" if variant.method == "ours" and plan.ranks == 1 else variant.engine,

@@ -102,7 +102,7 @@ def chosen_variants(ranks: int, names: Sequence[str]) -> tuple[list[Variant], li
     """
     variants = all_variants(ranks)
     # In a sweep over ranks a name may be of other numbers of them.
-    every = (*variants, *all_variants(2))
+    every = (*all_variants(1), *all_variants(2))
     for name in names:
         if not any(_is_called(variant, name) for variant in every):
             known = [variant.name for variant in every] + ["ours", "horovod-optimizer", "ddp"]

@@ -68,6 +68,8 @@ def record_model(config: RunConfig, num_steps: int) -> StepProfile:
     set_threads(config, communicator)
     device = communicator.device
     bf16 = use_bf16(config.train.precision, device)
+    # What one rank takes at once.
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, global_batch=0))
     task = task_for(config)
     torch.manual_seed(config.train.seed)
     model = task.build_model().to(device).train()

@@ -83,6 +83,14 @@ def test_ranks_share_the_stream_in_order(size: int) -> None:
     assert all(sample == 100 + key.index and train for sample, key, train in taken)
 
 
+def test_a_given_global_batch_is_kept_by_ranks_that_cannot_share_it_equally() -> None:
+    task = KeysTask(replace(CONFIG, train=replace(CONFIG.train, global_batch=8)))
+    by_rank = [list(training_batches(Numbers(IMAGES), task, rank, 3, 0, False)) for rank in range(3)]
+    first_step = [key for batches in by_rank for micro in batches[:2] for _, key, _ in micro]
+    assert first_step == SampleStream(5, IMAGES).keys(0, 8)
+    assert [[len(micro) for micro in batches[:2]] for batches in by_rank] == [[2, 1], [2, 1], [1, 1]]
+
+
 def test_a_resumed_run_goes_on_with_the_same_batches() -> None:
     task = KeysTask(CONFIG)
     whole = list(training_batches(Numbers(IMAGES), task, 1, 2, 0, False))

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from perception.config import TrainConfig, from_json, to_json
-from perception.data.stream import SampleStream
+from perception.data.stream import SampleStream, micro_batches
 from perception.distributed import failure
 from perception.errors import UserError
 from perception.stopping import (
@@ -172,10 +172,10 @@ def test_one_of_four_ranks_is_killed_and_comes_back(
     assert (first.ranks, second.ranks, third.ranks) == (4, 3, 4)
     assert f"rank {rank} of 4 died of signal 9" in first.cause and "number of ranks changes" in second.cause
     assert (first.last_step, second.first_step, second.last_step) == (20, 21, 40) and third.cause == "finished"
-    # 12 images a step whatever the number of ranks: three ranks take them in two parts of two.
+    # 12 images a step whatever the number of ranks: three ranks take four each, in two parts of two.
     assert [g.global_batch for g in (first, second, third)] == [12, 12, 12]
-    assert [(g.batch_size_per_rank, g.accumulation) for g in (first, second, third)] == [(3, 1), (2, 2), (3, 1)]
-    assert "global batch 12 and learning rate as before (2 a rank, accumulated over 2)" in run.shown
+    assert [(g.batch_size_per_rank, g.accumulation) for g in (first, second, third)] == [(3, 1), (3, 2), (3, 1)]
+    assert "global batch 12 and learning rate as before (at most 2 a rank, accumulated over 2)" in run.shown
     assert f"going on with 3 of 4 ranks from step {COMMIT_STEPS}" in run.shown
     for generation in (second, third):
         assert generation.downtime_seconds is not None and 0 < generation.downtime_seconds < 200
@@ -335,24 +335,33 @@ def test_workers_that_torchrun_restarts_take_up_the_last_commit(engine: str, tmp
 @pytest.mark.parametrize(
     ("global_batch", "most", "ranks", "expected"),
     [
-        (0, 5, 7, (5, 3)),  # not asked for: as configured
-        (40, 5, 8, (5, 1)),
-        (40, 5, 4, (5, 2)),
-        (24, 6, 3, (4, 2)),
-        (40, 5, 7, (3, 2)),  # 42: nearer than 35
-        (8, 2, 3, (2, 1)),  # 6, not 9 by micro-batches of one image
-        (8, 2, 8, (1, 1)),
-        (4, 2, 5, (2, 1)),  # fewer samples than ranks
+        (0, 5, 7, (105, 3)),  # not asked for: as configured
+        (40, 5, 8, (40, 1)),
+        (40, 5, 4, (40, 2)),
+        (24, 6, 3, (24, 2)),
+        (40, 5, 7, (40, 2)),  # shares of 6 and 5
+        (8, 2, 3, (8, 2)),
+        (8, 2, 8, (8, 1)),
     ],
 )
-def test_the_global_batch_is_kept_where_it_divides(
-    global_batch: int, most: int, ranks: int, expected: tuple[int, int]
-) -> None:
+def test_the_global_batch_is_kept(global_batch: int, most: int, ranks: int, expected: tuple[int, int]) -> None:
     from perception.training_run import fit_to_ranks
 
     train = replace(TrainConfig(), global_batch=global_batch, batch_size_per_rank=most, accumulation=3)
     fitted = fit_to_ranks(train, ranks)
-    assert (fitted.batch_size_per_rank, fitted.accumulation) == expected
+    assert (fitted.global_batch_on(ranks), fitted.accumulation) == expected
+    assert fitted.batch_size_per_rank == most
+    count = fitted.global_batch_on(ranks)
+    shares = [micro_batches(count, rank, ranks, fitted.accumulation) for rank in range(ranks)]
+    assert sum(end - start for share in shares for start, end in share) == count
+    assert all(0 < end - start <= most for share in shares for start, end in share)
+
+
+def test_a_global_batch_below_the_number_of_ranks_is_refused() -> None:
+    from perception.training_run import fit_to_ranks
+
+    with pytest.raises(UserError, match=r"train\.global_batch = 4 cannot be shared by 5 ranks"):
+        fit_to_ranks(replace(TrainConfig(), global_batch=4), 5)
 
 
 def end(status: int, time: float, kind: End = End.STATUS, by_launcher: bool = False) -> RankEnd:
@@ -369,6 +378,7 @@ def end(status: int, time: float, kind: End = End.STATUS, by_launcher: bool = Fa
         ([end(7, 1.0), end(1, 1.1)], {1: "Connection reset by peer"}, [0]),
         ([end(0, 1.0, End.VANISHED), end(-9, 9.0, by_launcher=True)], {}, [0]),
         ([end(1, 1.0), end(1, 1.0)], {0: "Connection reset by peer", 1: "Connection reset by peer"}, []),
+        ([end(1, 1.0), end(-9, 1.2)], {0: "RuntimeError: rank 1 is gone: its process has ended"}, [1]),
         ([end(1, 1.0), end(-6, 1.1)], {0: "ValueError: broken"}, None),
         ([end(2, 1.0), end(-9, 3.0, by_launcher=True)], {0: "error: x.json: mend it"}, None),
         ([end(0, 1.0), end(0, 1.0)], {}, None),

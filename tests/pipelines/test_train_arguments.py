@@ -158,7 +158,7 @@ def test_engines_that_cannot_be_are_told_before_any_rank_starts(started: Started
 
 
 def test_scaling_is_measured_first_and_kept(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines import bench
+    from pipelines.bench import scaling
 
     asked: list[Any] = []
 
@@ -167,11 +167,16 @@ def test_scaling_is_measured_first_and_kept(started: Started, monkeypatch: pytes
         folder.mkdir(parents=True)
         return {"scaling_factor": 1.9}
 
-    monkeypatch.setattr(bench, "measure_scaling", measure)
+    monkeypatch.setattr(scaling, "measure_scaling", measure)
     main(["train", "lane", "--ranks", "2", "--engine", "torch", "--out", "r/a", "--measure-scaling"])
     assert asked == [("lane", 2, Path("r/a"))] and len(started.launched) == 1
     assert json.loads(Path("r/a/scaling.json").read_text()) == {"scaling_factor": 1.9}
     assert "--measure-scaling" not in started.launched[0][0]
+
+
+def test_a_trace_is_asked_for_by_a_word_of_its_own(started: Started) -> None:
+    main(["train", "lane", "--out", "a", "--trace-steps", "4"])
+    assert started.trained[0][0].train.trace_steps == 4
 
 
 def test_what_was_chosen_for_the_user_is_not_recorded_as_asked_for(started: Started) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from perception import distributed
 from perception.distributed import Communicator
+from tests.perception.distributed.scenario_tools import SETTINGS
 
 
 def scenario_allreduce_of_every_dtype(c: Communicator) -> None:
@@ -72,6 +75,34 @@ def scenario_broadcast_and_objects(c: Communicator) -> None:
     assert c.broadcast_object({"a": [c.rank, "ä"]}, root) == {"a": [root, "ä"]}
     assert c.allgather_object(["x" * c.rank, None]) == [["x" * r, None] for r in range(c.size)]
     c.barrier()
+
+
+def scenario_a_root_that_is_no_rank(c: Communicator) -> None:
+    there_are = "there is 1 rank" if c.size == 1 else f"there are {c.size} ranks"
+    for root in (c.size, -1):
+        with pytest.raises(ValueError, match=f"^root = {root}, but {there_are}$"):
+            c.broadcast(torch.zeros(2), root)
+        with pytest.raises(ValueError, match=f"root = {root}"):
+            c.broadcast_object("word", root)
+
+
+def scenario_calls_that_differ_are_refused_on_every_rank(c: Communicator) -> None:
+    """Where calls go through shared memory; an engine of its own accord may abort the process."""
+    if c.size == 1 or SETTINGS.local_reduction != "shared_memory":
+        return
+    odd = c.rank == c.size - 1
+    calls: dict[str, Callable[[], Tensor]] = {
+        "values of": lambda: c.allreduce(torch.ones(4 if odd else 3)),
+        "torch.float64": lambda: c.allreduce(torch.ones(3, dtype=torch.float64 if odd else torch.float32)),
+        "to max": lambda: c.allreduce(torch.ones(3), "max" if odd else "sum"),
+        "from rank 1": lambda: c.broadcast(torch.ones(3), int(odd)),
+        "to broadcast": lambda: c.broadcast(torch.ones(3)) if odd else c.allreduce(torch.ones(3)),
+    }
+    for words, call in calls.items():
+        with pytest.raises(RuntimeError, match=f"{words}.*every rank must make the same call"):
+            call()
+        # Nobody is out of step by it.
+        assert c.allreduce(torch.ones(3)).tolist() == [c.size] * 3
 
 
 def scenario_agree(c: Communicator) -> None:

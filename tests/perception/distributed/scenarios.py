@@ -26,9 +26,11 @@ from tests.perception.distributed import (
     hard_slow_scenarios,
     hard_step_scenarios,
     hard_tensor_scenarios,
+    hierarchical_scenarios,
     peer_scenarios,
     reducer_scenarios,
     unchanged_scenarios,
+    wire_format_scenarios,
 )
 from tests.perception.distributed.scenario_tools import SETTINGS
 
@@ -45,6 +47,8 @@ SUITES = {
     "slow": (hard_slow_scenarios,),
     "alone": (hard_order_scenarios,),
     "large": (hard_large_scenarios,),
+    "wire": (wire_format_scenarios,),
+    "hierarchical": (hierarchical_scenarios,),
 }
 
 

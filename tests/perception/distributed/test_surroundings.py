@@ -98,7 +98,6 @@ def test_a_port_in_use(engine: str, taken_port: int) -> None:
 
 
 @by_torchrun
-@pytest.mark.xfail(strict=True, reason="torch's store waits for ever for the first answer of who listens there")
 def test_a_port_of_somebody_who_never_answers(engine: str, taken_port: int) -> None:
     (ended,) = start_together(engine, [torchrun_variables(1, 2, taken_port)])
     assert ended.exit_code == 2
@@ -168,17 +167,9 @@ def train_with_small_shared_memory(
 @on_every_engine
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_shared_memory_that_is_too_small(
-    engine: str,
-    transport: str,
-    local_reduction: str,
-    ranks: int,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    engine: str, transport: str, local_reduction: str, ranks: int, tmp_path: Path
 ) -> None:
     """Engines do without it, or say that they cannot; who asked for it is told what to do."""
-    if transport == "mpi":
-        reason = "Open MPI needs some of it, and aborts without a word to the user"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     launched = train_with_small_shared_memory(engine, transport, local_reduction, ranks, tmp_path)
     if local_reduction == "engine" and transport != "mpi":
         assert launched.exit_code == 0, launched.errors
