@@ -186,7 +186,8 @@ class DistributedConfig:
     transport: str = "auto"
     """mpi, gloo or nccl; auto: nccl on GPUs, mpi for horovod on CPUs if built in, else gloo."""
     first_bucket_mib: float = 1.0
-    bucket_mib: float = 25.0
+    bucket_mib: float = 0.0
+    """Size of a bucket; 0: 4 on CPUs, where a share is summed while it is in the cache, 25 on GPUs."""
     num_ranks: int = 0
     """Processes of the run; the global batch follows from them. Recorded by each run; 0 where none was made yet."""
     timeout_seconds: float = 300.0
@@ -202,6 +203,10 @@ class DistributedConfig:
     powersgd_rank: int = 4
     stall_warning_seconds: float = 10.0
     """A rank that waits longer for another says for which, and at which bucket; 0: never."""
+
+    def bucket_sizes_mib(self, on_gpu: bool) -> tuple[float, float]:
+        """Sizes of the first bucket and of the others."""
+        return self.first_bucket_mib, self.bucket_mib or (25.0 if on_gpu else 4.0)
 
 
 @dataclass(frozen=True)
@@ -265,7 +270,6 @@ _POSITIVE = (
     "optim.lr",
     "optim.reference_batch_size",
     "distributed.first_bucket_mib",
-    "distributed.bucket_mib",
     "distributed.timeout_seconds",
     "distributed.powersgd_rank",
 )
@@ -277,6 +281,7 @@ _NOT_NEGATIVE = (
     "model.objectness_weight",
     "model.class_weight",
     "distributed.num_ranks",
+    "distributed.bucket_mib",
     "distributed.horovod_cycle_time_milliseconds",
     "distributed.horovod_fusion_threshold_mib",
     "distributed.stall_warning_seconds",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pipelines.bench.rank_group import RankGroup
     from pipelines.tune_search import Found, Settings, Stage
 
-BUCKETS_MIB = ((0.25, 1.0), (1.0, 4.0), (4.0, 100.0), (1024.0, 1024.0))
+BUCKETS_MIB = ((0.25, 1.0), (1.0, 25.0), (4.0, 100.0), (1024.0, 1024.0))
 """(first, others) to try; the last is all in one bucket."""
 CYCLES_MILLISECONDS = (2.5, 10.0)
 """Beside the 1 or 20 that the layer takes by itself."""

@@ -117,8 +117,8 @@ def distribute(
     specs = [parameter_spec(name, parameter) for name, parameter in trained]
 
     def plan(order: Sequence[int] | None = None) -> tuple[BucketPlan, ...]:
-        sizes = int(config.first_bucket_mib * _MIB), int(config.bucket_mib * _MIB)
-        return with_tail(plan_buckets(specs, *sizes, order))
+        first, others = config.bucket_sizes_mib(communicator.device.type == "cuda")
+        return with_tail(plan_buckets(specs, int(first * _MIB), int(others * _MIB), order))
 
     plans = plan()
     check_same_everywhere(communicator, specs, plans, model)

@@ -105,12 +105,13 @@ def compare_here(
         measured = _gathered_seconds(communicator, together_through(reducer), num_steps)
         reducer.remove()
         limit = statistics.fmean(limits)
+        first_bucket_mib, bucket_mib = config.bucket_sizes_mib(on_gpu=False)
         prediction = predict_measured(
             scaled(profile, batch_size_per_rank / limit, profile.device),
             constants,
             communicator.size,
-            first_bucket_mib=config.first_bucket_mib,
-            bucket_mib=config.bucket_mib,
+            first_bucket_mib=first_bucket_mib,
+            bucket_mib=bucket_mib,
             limit_step_seconds=limits,
         )
         rounds.append(HostRound(limit, prediction.step_seconds, statistics.fmean(measured)))
