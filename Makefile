@@ -16,11 +16,11 @@ SETUP = @python=$$($(FIND_PYTHON)); [ -n "$$python" ] || { \
 	echo 'set-up: no Python 3.11 or newer with venv found: install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name yours: PYTHON=/path/to/python3' >&2; exit 2; }; \
 	"$$python" tools/setup_environment.py --engine "$(ENGINE)"
 
-.PHONY: help setup train test check doctor clean
+.PHONY: help setup train test test-all check doctor clean
 
 help:
 	@echo 'make train   train a model: MODEL=lane-small RANKS=2 [DATA=FOLDER] [ENGINE=horovod|torch|solo] [OUT=FOLDER] [ARGS="--set optim.lr=3e-4"]'
-	@echo 'make test    run all tests'
+	@echo 'make test    run the tests; make test-all: every engine and number of ranks for each failure too'
 	@echo 'make check   ruff, mypy, import-linter and the fast tests'
 	@echo 'make doctor  say what this machine has, and what is missing'
 	@echo 'make setup   make .venv ready (every target above but doctor does it by itself)'
@@ -37,6 +37,11 @@ train:
 		$(if $(DATA),--data "$(DATA)") $(if $(ENGINE),--engine $(ENGINE)) $(if $(OUT),--out "$(OUT)") $(ARGS)
 
 test:
+	$(SETUP)
+	@$(VENV_PYTHON) -m pytest -m 'not exhaustive' $(ARGS)
+
+# Every engine and number of ranks for every failure: most of an hour on two cores.
+test-all:
 	$(SETUP)
 	@$(VENV_PYTHON) -m pytest $(ARGS)
 

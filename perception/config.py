@@ -184,7 +184,7 @@ class DistributedConfig:
     engine: str = "auto"
     """horovod, torch, solo or auto: solo for one rank, else horovod where installed, else torch."""
     transport: str = "auto"
-    """mpi, gloo or nccl; auto: nccl on GPUs, mpi for horovod on CPUs if built in, else gloo."""
+    """mpi, gloo or nccl; auto: nccl on GPUs, mpi for horovod on CPUs if built in and it is to reduce, else gloo."""
     first_bucket_mib: float = 1.0
     bucket_mib: float = 0.0
     """Size of a bucket; 0: 4 on CPUs, where a share is summed while it is in the cache, 25 on GPUs."""

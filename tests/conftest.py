@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,28 @@ from pathlib import Path
 import pytest
 
 SMALL_DISK_BYTES = 1 << 20
+
+EXHAUSTIVE = (
+    r"test_layer\.py.*(torch-gloo-4-engine|horovod-mpi-4-engine|horovod-gloo-2-engine|horovod-gloo-4-engine)",
+    r"test_failures\.py.*(torch-gloo-engine|horovod-mpi-shared_memory|horovod-gloo-engine)",
+    r"test_failures\.py.*(waited_for\[4|\[4-|-4\]|-4-)",
+    r"test_surroundings\.py.*(horovod|-4-|\[4-)",
+    r"test_network_loss\.py.*(horovod|4-1-0|is_named)",
+    r"test_reconnection\.py.*(4-|-4\])",
+    r"test_hierarchical\.py.*horovod-mpi",
+    r"test_hierarchical\.py::test_scenario_on_two_hosts.*horovod",
+    r"test_horovod_wheel\.py(?!.*test_fact.*mpi)",
+    r"test_elastic\.py.*(horovod-gloo|the ranks end-|SIGTERM|last_commit\[horovod)",
+    r"test_bench_allreduce\.py.*(measurement\[fresh|SIGTERM|as_large_as)",
+    r"test_replay\.py.*(horovod-mpi-4|torch-gloo-4)",
+)
+"""Tests, by name, that repeat for another engine or number of ranks what `make test` runs for one: `make test-all`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(re.search(pattern, item.nodeid) for pattern in EXHAUSTIVE):
+            item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture

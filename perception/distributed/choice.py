@@ -34,7 +34,7 @@ def choose_engine(engine: str, size: int, on_gpu: bool = False) -> str:
 
 
 def choose_transport(engine: str, transport: str, on_gpu: bool, mpi: bool) -> str:
-    """mpi, gloo or nccl; auto: nccl on GPUs, else mpi for Horovod where `mpi` can be had, else gloo.
+    """mpi, gloo or nccl; auto: nccl on GPUs, else mpi for Horovod where `mpi` can be had and is of use, else gloo.
 
     Raises UserError for a combination that cannot be.
     """
@@ -56,7 +56,9 @@ def choose_launch(config: DistributedConfig, ranks: int) -> tuple[str, str]:
     on_gpu = _gpus_can_be_used()
     engine = choose_engine(config.engine, ranks, on_gpu)
     mpi = engine == "horovod" and horovod_has("mpi")
-    return engine, choose_transport(engine, config.transport, on_gpu, mpi)
+    # Where shared memory reduces, Horovod has nothing to do, and over MPI its thread spins while it waits.
+    wanted = config.transport == "mpi" or config.local_reduction == "engine" or not horovod_has("gloo")
+    return engine, choose_transport(engine, config.transport, on_gpu, mpi and wanted)
 
 
 def horovod_has(transport: str) -> bool:

@@ -198,7 +198,7 @@ def test_what_the_user_sets_is_not_searched(both_engines: None) -> None:
 def test_buckets_are_tried_around_the_best(both_engines: None) -> None:
     ways = ways_of(1, {LOCAL: "engine"})
     assert {LOCAL: "engine", FIRST: 0.25, BUCKET: 1.0} in ways
-    assert {LOCAL: "engine", BUCKET: 4.0} in ways, "1 MiB is the first bucket's default"
+    assert {LOCAL: "engine", BUCKET: 25.0} in ways, "1 MiB is the first bucket's default"
 
 
 def test_narrow_floats_and_cycles_only_where_they_matter(both_engines: None) -> None:

@@ -95,7 +95,9 @@ def test_launch_of_torch_ranks_needs_no_horovod(monkeypatch: pytest.MonkeyPatch)
 def test_launch_takes_what_the_installed_horovod_has() -> None:
     engine, transport = choice.choose_launch(DistributedConfig(), 2)
     assert engine == "horovod"
-    assert transport in ("nccl", "mpi" if choice.horovod_has("mpi") else "gloo")
+    assert transport in ("nccl", "gloo" if choice.horovod_has("gloo") else "mpi")
+    reducing = choice.choose_launch(DistributedConfig(local_reduction="engine"), 2)[1]
+    assert reducing in ("nccl", "mpi" if choice.horovod_has("mpi") else "gloo")
 
 
 def test_on_gpus_horovod_needs_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
