@@ -18,7 +18,9 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed"),
 ]
-SETTINGS = {**runs.TINY, "train.num_samples": 40}
+# Two nodes reduce by the engine, one host in shared memory: sums of two ranks are equal to the bit, but the norm,
+# by which gradients would be clipped, is added up in another order.
+SETTINGS = {**runs.TINY, "train.num_samples": 40, "optim.clip_norm": 0}
 
 
 @pytest.fixture(scope="module")
