@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from perception.config import RunConfig, SignModelConfig
+from perception.config import RunConfig
 from perception.data.lane_targets import LaneBatch, SampleKey
 from perception.data.sample import Lane, LaneSample, LaneTruth
 from perception.errors import UserError, nearest
+from perception.model_config import SignModelConfig
 from perception.models.resnet import ResNet, normalise
 from perception.models.sign import SignModel
 from perception.sign_losses import sign_losses

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perception.errors import UserError, nearest
+from perception.model_config import LaneModelConfig, SignModelConfig
 
 
 @dataclass(frozen=True)
@@ -52,78 +53,6 @@ class AugmentConfig:
     hue_probability: float = 0.7
     blur_probability: float = 0.2
     channel_shuffle_probability: float = 0.1
-
-
-@dataclass(frozen=True)
-class LaneModelConfig:
-    """Sketch-and-refine lane detector."""
-
-    backbone_widths: tuple[int, ...] = (64, 128, 256, 512)
-    """Channels of the stages at stride 4, 8, 16, 32."""
-    backbone_blocks: tuple[int, ...] = (2, 2, 2, 2)
-    stem: str = "conv"
-    """conv: 7x7 and max-pooling; patch: non-overlapping 4x4 patches, far cheaper on CPUs."""
-    neck_channels: int = 64
-    use_fpn: bool = True
-    input_height: int = 320
-    input_width: int = 800
-    crop_top_fraction: float = 0.0
-    """Share of the image height that is cut from the top before resizing."""
-    num_rows: int = 72
-    """Rows at which a lane's x is regressed, row 0 at the bottom."""
-    num_sample_rows: int = 36
-    """Rows at which features are sampled along a proposal."""
-    proposal_grid: tuple[int, int] = (4, 10)
-    """Rows and columns of the grid of line proposals."""
-    num_segments: int = 6
-    max_lanes: int = 8
-    """Most lanes that decoding returns."""
-    score_threshold: float = 0.4
-    nms_distance_pixels: float = 50.0
-    """Mean |dx| below which two lanes are one, at an input width of 800."""
-    assignment_lambda: float = 3.0
-    iou_half_width_fraction: float = 7.5 / 800
-    """Half the width of a lane in the IoU loss, as a share of the input width."""
-    class_weight: float = 2.0
-    iou_weight: float = 2.0
-    extent_weight: float = 0.2
-    angle_weight: float = 5.0
-    extend_to_bottom: bool = True
-    """Decoded lanes run on below their predicted start until they leave the image."""
-
-
-@dataclass(frozen=True)
-class SignModelConfig:
-    """Anchor-free sign detector with heads on strides 4, 8 and 16. The defaults are the full one, for GPUs."""
-
-    num_classes: int = 43
-    backbone_widths: tuple[int, ...] = (64, 128, 256, 512)
-    """Channels of the stages at stride 4, 8, 16, 32; the last one gives context only."""
-    backbone_blocks: tuple[int, ...] = (2, 2, 2, 2)
-    stem: str = "conv"
-    """conv: 7x7 and max-pooling; patch: non-overlapping 4x4 patches, far cheaper on CPUs."""
-    neck_channels: int = 64
-    """Channels of neck and heads."""
-    bottom_up: bool = True
-    """The neck has a second pass, from fine to coarse."""
-    head_convolutions: int = 2
-    """3x3 convolutions in each of the two branches, classes and boxes; their weights are shared by all strides."""
-    depthwise: bool = False
-    """3x3 convolutions of neck and heads are depthwise separable, cheaper on CPUs."""
-    input_height: int = 640
-    input_width: int = 640
-    iou_cost_weight: float = 3.0
-    """Weight of -ln(IoU) against the classification cost when points are assigned to boxes."""
-    box_weight: float = 5.0
-    offset_weight: float = 1.0
-    objectness_weight: float = 1.0
-    class_weight: float = 1.0
-    score_threshold: float = 0.001
-    """Detections below it are dropped: low for average precision; drawings want 0.3 or so."""
-    max_candidates_per_stride: int = 1000
-    """Best points of a stride that reach non-maximum suppression."""
-    nms_iou_threshold: float = 0.65
-    max_detections: int = 100
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from perception.config import LaneModelConfig
 from perception.data.lane_targets import LaneBatch
+from perception.model_config import LaneModelConfig
 from perception.models.lane import LaneOutput
 
 COST_HALF_WIDTH_FRACTION = 30 / 800

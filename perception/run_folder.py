@@ -84,6 +84,12 @@ class RunFolder:
             raise UserError(f"{self.result}: cannot be removed ({error.strerror}); remove it by hand") from None
 
 
+def check_folder_of(option: str, path: Path | None) -> None:
+    """Before anything is computed for it: raise UserError if the folder of an output file is missing."""
+    if path is not None and not path.parent.is_dir():
+        raise UserError(f"{option} {path}: folder {path.parent} does not exist; make it first")
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Replace `path` as a whole, or leave it as it is. Raises UserError on a full or read-only disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from perception.config import SignModelConfig
 from perception.losses import Losses
+from perception.model_config import SignModelConfig
 from perception.models.sign import SignOutput
 from perception.models.sign_boxes import box_iou, decode_boxes, encode_boxes, grid_points
 from perception.sign_targets import MAX_POINTS_PER_SIGN, SignTargets, assign_points, gather_labels, gather_points, mark

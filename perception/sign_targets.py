@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from perception.config import SignModelConfig
+from perception.model_config import SignModelConfig
 from perception.models.sign import SignOutput
 from perception.models.sign_boxes import STRIDES, box_areas, box_iou, decode_boxes
 

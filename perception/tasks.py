@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from perception.config import LaneModelConfig, RunConfig
+from perception.config import RunConfig
 from perception.data import lane_targets
 from perception.data.augment import LaneAugmenter
 from perception.data.lane_targets import LaneBatch, LaneExample, SampleKey
@@ -18,6 +18,7 @@ from perception.data.sample import Lane, LanePrediction, LaneSample, LaneTruth
 from perception.errors import UserError, nearest
 from perception.geometry import Geometry
 from perception.losses import Losses, lane_losses
+from perception.model_config import LaneModelConfig
 from perception.models.lane import ANGLE_STRIDES, LaneModel, LaneOutput
 
 BatchType = TypeVar("BatchType", bound="Batch")

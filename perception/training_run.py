@@ -24,6 +24,7 @@ from perception.distributed import Communicator
 from perception.distributed.failure import EXIT_CRASH, EXIT_PREEMPTED
 from perception.draw import draw_contact_sheet
 from perception.errors import UserError
+from perception.generations import Generation, begin_generation, end_generation, generations_json, record_first_step
 from perception.run_folder import (
     RunFolder,
     combined_manifest,
@@ -32,14 +33,7 @@ from perception.run_folder import (
     write_atomic,
     write_json,
 )
-from perception.stopping import (
-    Generation,
-    StopRequest,
-    begin_generation,
-    end_generation,
-    generations_json,
-    record_first_step,
-)
+from perception.stopping import StopRequest
 from perception.tasks import task_for
 from perception.telemetry import RunTelemetry, SilentTelemetry, Telemetry
 from perception.trainer import Outcome, Trainer

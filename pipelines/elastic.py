@@ -29,8 +29,8 @@ from pathlib import Path
 from perception.config import DistributedConfig
 from perception.distributed import failure
 from perception.distributed.choice import choose_launch
+from perception.generations import end_generation, generations_json, read_generations
 from perception.run_folder import RunFolder, write_json
-from perception.stopping import end_generation, generations_json, read_generations
 from pipelines.launch import FORWARDED_SIGNALS, Ended, Patience, run_ranks, show, signals_as_bytes
 from pipelines.rank_report import INNOCENT, End, is_consequence
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perception.errors import UserError, nearest
+from perception.run_folder import check_folder_of
 
 if TYPE_CHECKING:
     from perception.metrics.lane_files import LaneEvaluation
@@ -46,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures, warnings to stderr; UserError where nothing sound can be said."""
     json_path: Path | None = arguments.json
-    if json_path is not None and not json_path.parent.is_dir():
-        raise UserError(f"--json {json_path}: folder {json_path.parent} does not exist; make it first")
+    check_folder_of("--json", json_path)
     width, height = _parse_size(arguments.image_size)
     evaluation = evaluate_lane_files(
         arguments.predictions,

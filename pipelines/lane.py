@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from perception.config import AugmentConfig, DataConfig, LaneModelConfig, OptimConfig, RunConfig, TrainConfig
+from perception.config import AugmentConfig, DataConfig, OptimConfig, RunConfig, TrainConfig
+from perception.model_config import LaneModelConfig
 
 
 def lane() -> RunConfig:

@@ -26,7 +26,7 @@ from perception.config import RunConfig, override
 from perception.cores import available_cores
 from perception.distributed.environment import rank_environment
 from perception.errors import UserError
-from perception.run_folder import package_versions, write_json
+from perception.run_folder import check_folder_of, package_versions, write_json
 from pipelines.configs import CONFIGS, named_config
 from pipelines.tuned_settings import PLACEMENT, Key, as_assignments, default_folder, key_of
 
@@ -280,8 +280,7 @@ def _check(options: argparse.Namespace, config: RunConfig) -> None:
         raise UserError(f"--ranks {options.ranks}: must be at least 2; one rank reduces nothing")
     if not options.seconds > 0:
         raise UserError(f"--seconds {options.seconds:g}: must be above 0")
-    if options.out is not None and not options.out.parent.is_dir():
-        raise UserError(f"--out {options.out}: folder {options.out.parent} does not exist; make it first")
+    check_folder_of("--out", options.out)
     if _placement(config, options.ranks)[1] == "nccl":
         raise UserError("tune measures on processors only, and training here takes GPUs: set CUDA_VISIBLE_DEVICES=''")
 

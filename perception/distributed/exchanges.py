@@ -11,9 +11,10 @@ from perception.distributed.buckets import BucketPlan
 from perception.distributed.communicator import Communicator, Neighbours
 from perception.distributed.exchange import EngineExchange, Exchange
 from perception.distributed.hierarchical_exchange import HierarchicalExchange
+from perception.distributed.host_memory import aligned_bytes
 from perception.distributed.layout import arena_sizes
 from perception.distributed.powersgd_exchange import PowerSgdExchange
-from perception.distributed.shared_memory_exchange import SharedMemoryExchange, aligned_bytes
+from perception.distributed.shared_memory_exchange import SharedMemoryExchange
 from perception.distributed.shared_segment import SharedSegment, open_segment
 from perception.distributed.tail import Tail
 from perception.errors import UserError
@@ -47,9 +48,9 @@ def _refuse_unfit(communicator: Communicator, config: DistributedConfig) -> None
         raise UserError(
             "distributed.wire_format = bf16: Horovod cannot reduce bf16; take fp16, or distributed.engine = torch"
         )
-    if config.wire_format == "powersgd" and config.local_reduction == "shared_memory":
+    if config.local_reduction == "shared_memory" and config.wire_format not in _formats_sent(communicator.neighbours()):
         raise UserError(
-            "distributed.wire_format = powersgd: nothing is sent in shared memory; "
+            f"distributed.wire_format = {config.wire_format}: nothing is sent in shared memory; "
             "take distributed.local_reduction = engine, or fp32"
         )
 
@@ -67,9 +68,7 @@ def _shared_arenas(
         return None
     neighbours = communicator.neighbours()
     own = _cannot_share_gradients(communicator) or _cannot_reduce_by_hosts(neighbours)
-    # What crosses hosts is cast; within a host nothing is.
-    castable = ("fp32", "fp16", "bf16") if len(neighbours.hosts) > 1 else ("fp32",)
-    if own is None and config.wire_format not in castable and not asked:
+    if own is None and config.wire_format not in _formats_sent(neighbours):
         own = f"distributed.wire_format = {config.wire_format} was asked for"
     reasons = communicator.allgather_object(own)
     reason = next((text for text in reasons if text), None)
@@ -86,6 +85,11 @@ def _shared_arenas(
     if asked:
         raise UserError(f"distributed.local_reduction = shared_memory: {reason}")
     return None
+
+
+def _formats_sent(neighbours: Neighbours) -> tuple[str, ...]:
+    """Wire formats that mean something where hosts sum in memory: what crosses is cast, within a host nothing is."""
+    return ("fp32", "fp16", "bf16") if len(neighbours.hosts) > 1 else ("fp32",)
 
 
 def cannot_reduce_in_memory(communicator: Communicator) -> str | None:

@@ -20,13 +20,9 @@ from torch import Tensor
 
 from perception.distributed.communicator import Communicator, Pending
 from perception.distributed.exchange import Bucket, dtype_on_wire, scale_on_wire
-from perception.distributed.shared_memory_exchange import PIECE_BYTES, aligned_bytes, own_share
+from perception.distributed.host_memory import HostMemory
 from perception.distributed.shared_segment import SharedSegment
 from perception.distributed.shared_wait import wait_until
-
-_READY = 0
-_DONE = 1
-_SQUARE_NORM = 2
 
 
 @dataclass(frozen=True)
@@ -73,23 +69,19 @@ class HierarchicalExchange:
         self._watch = communicator.watch
         communicator.open_cross_group(name)
         communicator.exchanges.add(self)
-        self._name, self._segment, self._wire_format = name, segment, wire_format
-        self._local_size, self._own = len(segment.neighbours.ranks), segment.neighbours.own
+        self._name, self._memory, self._wire_format = name, HostMemory(segment), wire_format
         # Folded into the local sums, where it is free: unchanged training code wants means.
         self.sum_scale = 1.0 / communicator.size
-        self._arenas: dict[torch.dtype, list[Tensor]] = {}
         self._shares: list[_Share] = []
         self._crossing: deque[_Crossing] = deque()
         self.spans: list[tuple[str, float, float]] | None = None
         self._squares = torch.zeros(0)
         self._norm: float | None = None
-        self._started = 0
         self._launched = 0
         """Buckets whose share has been summed and sent; so many on every rank that has waited."""
         self._landed = 0
         self._base = 0
         """Buckets of all steps before the current layout."""
-        self._scratch = torch.zeros(PIECE_BYTES // torch.float16.itemsize)
 
     @property
     def extra_bytes(self) -> int:
@@ -101,16 +93,10 @@ class HierarchicalExchange:
         return sum(m.numel() * m.element_size() for share in self._shares for m in share.messages)
 
     def allocate(self, sizes: Mapping[torch.dtype, int]) -> dict[torch.dtype, Tensor]:
-        offset = 0
-        for dtype, numel in sizes.items():
-            self._arenas[dtype] = [
-                self._segment.tensor(place, dtype, offset, numel) for place in range(self._local_size)
-            ]
-            offset += aligned_bytes(numel, dtype)
-        return {dtype: arenas[self._own] for dtype, arenas in self._arenas.items()}
+        return self._memory.allocate(sizes)
 
     def set_buckets(self, buckets: Sequence[Bucket]) -> None:
-        ranges = [own_share(bucket, self._arenas[bucket.buffer.dtype], self._own) for bucket in buckets]
+        ranges = [self._memory.own_share(bucket) for bucket in buckets]
         self._squares = torch.zeros(max(1, sum(len(share) for share in ranges)))
         squares = iter(self._squares.unbind())
         self._shares = []
@@ -124,7 +110,7 @@ class HierarchicalExchange:
                 used[is_gradient] += numel
                 wire = message[start : start + numel]
                 is_wide = parts[0].dtype is wire.dtype and wire.dtype in (torch.float32, torch.float64)
-                total = wire if is_wide else self._scratch[:numel]
+                total = wire if is_wide else self._memory.scratch[:numel]
                 square = next(squares) if is_gradient else None
                 pieces.append(_Piece(parts, wire, total, scale if is_gradient else 1.0, square))
             self._shares.append(_Share(tuple(pieces), messages, bucket.title(index), bucket.description))
@@ -133,8 +119,7 @@ class HierarchicalExchange:
 
     def start(self, index: int) -> None:
         self._watch.reached(f"{self._name}.bucket{index} ({self._shares[index].description})")
-        self._started += 1
-        self._segment.counters[self._own * 8 + _READY] = self._started
+        self._memory.start()
 
     def progress(self) -> bool:
         """Sum and send what every rank of the host has made ready, write out what has crossed; never blocks.
@@ -142,7 +127,7 @@ class HierarchicalExchange:
         Raises what the engine raises for a reduction that failed.
         """
         worked = False
-        ready = min(self._segment.counters[place * 8 + _READY] for place in range(self._local_size))
+        ready = self._memory.ready
         while self._launched < ready:
             self._launch_next()
             self._land_crossed()
@@ -151,11 +136,9 @@ class HierarchicalExchange:
 
     def wait(self) -> None:
         self.progress()
-        wait_until(lambda: not self._late(), self._communicator.progress, self._late, self._segment, self._watch)
-        # Every rank's part was written before it said that it was done. Shares, and so their sums of squares,
-        # are the same on every host, and are added in the order of places on all of them.
-        norm = sum(self._segment.reals[place * 8 + _SQUARE_NORM] for place in range(self._local_size))
-        self._norm = float(norm)
+        wait_until(self._memory.late, self._communicator.progress, self._memory.segment, self._watch)
+        # Shares, and so their sums of squares, are the same on every host.
+        self._norm = self._memory.square_norm()
 
     def square_norm(self) -> float | None:
         return self._norm
@@ -209,15 +192,8 @@ class HierarchicalExchange:
         if self.spans is not None:
             self.spans.append((share.title, crossing.began, time.perf_counter()))
         self._landed += 1
-        place = self._own * 8
-        if crossing.index == len(self._shares) - 1:
-            self._segment.reals[place + _SQUARE_NORM] = float(self._squares.sum(dtype=torch.float64))
-        self._segment.counters[place + _DONE] = self._landed
-
-    def _late(self) -> list[int]:
-        """Places whose share of the started buckets is not written out."""
-        counters = self._segment.counters
-        return [place for place in range(self._local_size) if counters[place * 8 + _DONE] < self._started]
+        is_last = crossing.index == len(self._shares) - 1
+        self._memory.finish(self._landed, float(self._squares.sum(dtype=torch.float64)) if is_last else None)
 
 
 def _sum_locally(piece: _Piece, scale: float) -> None:

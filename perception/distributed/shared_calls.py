@@ -78,9 +78,8 @@ class SharedCalls:
         counters[own + _CALLS] = self._calls
         calls = self._calls
         wait_until(
-            lambda: all(counters[place * 8 + _CALLS] >= calls for place in range(self._size)),
-            self._work,
             lambda: [place for place in range(self._size) if counters[place * 8 + _CALLS] < calls],
+            self._work,
             self._segment,
             self._watch,
         )

@@ -17,15 +17,9 @@ from torch import Tensor
 
 from perception.distributed.communicator import Communicator
 from perception.distributed.exchange import Bucket
+from perception.distributed.host_memory import HostMemory
 from perception.distributed.shared_segment import SharedSegment
 from perception.distributed.shared_wait import wait_until
-
-PIECE_BYTES = 256 * 1024
-"""Sums of a piece stay in a core's own cache; half and double measured slower."""
-_ALIGNMENT_BYTES = 64
-_READY = 0
-_DONE = 1
-_SQUARE_NORM = 2
 
 
 @dataclass(frozen=True)
@@ -45,43 +39,35 @@ class SharedMemoryExchange:
     def __init__(self, communicator: Communicator, name: str, segment: SharedSegment) -> None:
         self._watch, self._work = communicator.watch, communicator.progress
         communicator.exchanges.add(self)
-        self._name, self._segment = name, segment
-        self._size, self._own = len(segment.neighbours.ranks), segment.neighbours.own
+        self._name, self._memory = name, HostMemory(segment)
         # Folded into the sums, where it is free: unchanged training code wants means.
-        self.sum_scale = 1.0 / self._size
-        self._arenas: dict[torch.dtype, list[Tensor]] = {}
+        self.sum_scale = 1.0 / self._memory.size
         self._pieces: list[list[_Piece]] = []
         self._descriptions: list[str] = []
         self._titles: list[str] = []
         self.spans: list[tuple[str, float, float]] | None = None
         self._squares = torch.zeros(0)
         self._norm: float | None = None
-        self._started = 0
         self._summed = 0
         self._base = 0
         """Buckets of all steps before the current layout."""
-        self._scratch = torch.zeros(PIECE_BYTES // torch.float16.itemsize)
 
     @property
     def extra_bytes(self) -> int:
         return 0
 
     def allocate(self, sizes: Mapping[torch.dtype, int]) -> dict[torch.dtype, Tensor]:
-        offset = 0
-        for dtype, numel in sizes.items():
-            self._arenas[dtype] = [self._segment.tensor(place, dtype, offset, numel) for place in range(self._size)]
-            offset += aligned_bytes(numel, dtype)
-        return {dtype: arenas[self._own] for dtype, arenas in self._arenas.items()}
+        return self._memory.allocate(sizes)
 
     def set_buckets(self, buckets: Sequence[Bucket]) -> None:
-        shares = [own_share(bucket, self._arenas[bucket.buffer.dtype], self._own) for bucket in buckets]
+        shares = [self._memory.own_share(bucket) for bucket in buckets]
         self._squares = torch.zeros(max(1, sum(len(share) for share in shares)))
         self._pieces, next_square = [], 0
         for share in shares:
             pieces = []
             for ranges, is_gradient in share:
                 wide = ranges[0].dtype in (torch.float32, torch.float64)
-                total = None if wide else self._scratch[: ranges[0].numel()]
+                total = None if wide else self._memory.scratch[: ranges[0].numel()]
                 pieces.append(_Piece(ranges, total, self._squares[next_square] if is_gradient else None))
                 next_square += 1
             self._pieces.append(pieces)
@@ -92,23 +78,20 @@ class SharedMemoryExchange:
 
     def start(self, index: int) -> None:
         self._watch.reached(f"{self._name}.bucket{index} ({self._descriptions[index]})")
-        self._started += 1
-        self._segment.counters[self._own * 8 + _READY] = self._started
+        self._memory.start()
 
     def progress(self) -> bool:
         """Sum this rank's share of all buckets that every rank has made ready; tells whether there were any."""
         before = self._summed
-        ready = min(self._segment.counters[place * 8 + _READY] for place in range(self._size))
+        ready = self._memory.ready
         while self._summed < ready:
             self._sum_next()
         return self._summed > before
 
     def wait(self) -> None:
         self.progress()
-        wait_until(lambda: not self._late(), self._work, self._late, self._segment, self._watch)
-        # Every rank's part was written before it said that it was done.
-        norm = sum(self._segment.reals[place * 8 + _SQUARE_NORM] for place in range(self._size))
-        self._norm = float(norm)
+        wait_until(self._memory.late, self._work, self._memory.segment, self._watch)
+        self._norm = self._memory.square_norm()
 
     def square_norm(self) -> float | None:
         return self._norm
@@ -127,42 +110,8 @@ class SharedMemoryExchange:
         if self.spans is not None:
             self.spans.append((self._titles[index], began, time.perf_counter()))
         self._summed += 1
-        place = self._own * 8
-        if index == len(self._pieces) - 1:
-            self._segment.reals[place + _SQUARE_NORM] = float(self._squares.sum(dtype=torch.float64))
-        self._segment.counters[place + _DONE] = self._summed
-
-    def _late(self) -> list[int]:
-        """Places whose share of the started buckets is not done."""
-        return [place for place in range(self._size) if self._segment.counters[place * 8 + _DONE] < self._started]
-
-
-def own_share(bucket: Bucket, arenas: Sequence[Tensor], own: int) -> list[tuple[tuple[Tensor, ...], bool]]:
-    """The equal part of a bucket that the rank at place `own` adds up, cut into pieces.
-
-    `arenas` is the memory of each rank of the host, by place. Returns for each piece its range in all of them,
-    and whether it holds gradients, which come first, or extras.
-    """
-    element_bytes = bucket.buffer.element_size()
-    first = (bucket.buffer.data_ptr() - arenas[own].data_ptr()) // element_bytes
-    pieces = []
-    for start, numel, is_gradient in (
-        (first, bucket.gradients.numel(), True),
-        (first + bucket.gradients.numel(), bucket.num_extras, False),
-    ):
-        step = max(1, _ALIGNMENT_BYTES // element_bytes)
-        per_rank = -(-numel // (len(arenas) * step)) * step
-        low, high = min(own * per_rank, numel), min((own + 1) * per_rank, numel)
-        length = PIECE_BYTES // element_bytes
-        for offset in range(low, high, length):
-            begin, end = start + offset, start + min(offset + length, high)
-            pieces.append((tuple(arena[begin:end] for arena in arenas), is_gradient))
-    return pieces
-
-
-def aligned_bytes(numel: int, dtype: torch.dtype) -> int:
-    """Bytes of an arena of `numel` elements, rounded up to whole cache lines."""
-    return -(-numel * dtype.itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        is_last = index == len(self._pieces) - 1
+        self._memory.finish(self._summed, float(self._squares.sum(dtype=torch.float64)) if is_last else None)
 
 
 def _sum_piece(piece: _Piece, scale: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from perception.distributed.shared_segment import SharedSegment
 from perception.distributed.stall_watch import StallWatch
@@ -15,17 +15,13 @@ _SHORT_SLEEPS = 1000
 
 
 def wait_until(
-    reached: Callable[[], bool],
-    work: Callable[[], bool],
-    late: Callable[[], Iterable[int]],
-    segment: SharedSegment,
-    watch: StallWatch,
+    late: Callable[[], Sequence[int]], work: Callable[[], bool], segment: SharedSegment, watch: StallWatch
 ) -> None:
-    """Return once `reached()`; in between do `work()`, which tells whether there was any.
+    """Return once nobody is late; in between do `work()`, which tells whether there was any.
 
     `late()` gives the places of ranks that are waited for. Raises RuntimeError if one of them is gone.
     """
-    if reached():
+    if not late():
         return
     with watch.waiting():
         next_look = time.monotonic() + _LIVENESS_SECONDS
@@ -33,7 +29,7 @@ def wait_until(
         while True:
             if work():
                 turns = 0
-            if reached():
+            if not late():
                 return
             turns += 1
             if turns <= _YIELDS:

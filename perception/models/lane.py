@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from perception.config import LaneModelConfig
+from perception.model_config import LaneModelConfig
 from perception.models.resnet import ResNet, normalise
 
 ANGLE_STRIDES = (8, 16, 32)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from perception.config import SignModelConfig
+from perception.model_config import SignModelConfig
 from perception.models.resnet import ResNet, normalise
 from perception.models.sign_boxes import STRIDES
 

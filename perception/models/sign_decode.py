@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perception.config import SignModelConfig
+from perception.model_config import SignModelConfig
 from perception.models.sign import SignOutput
 from perception.models.sign_boxes import STRIDES, box_areas, decode_boxes, grid_points, pairwise_iou
 

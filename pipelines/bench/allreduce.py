@@ -14,9 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from perception.config import RunConfig, SignModelConfig, override, to_json
+from perception.config import RunConfig, override, to_json
 from perception.errors import UserError
-from perception.run_folder import write_json
+from perception.model_config import SignModelConfig
+from perception.run_folder import check_folder_of, write_json
 from pipelines.bench.scaling import stopped_well
 from pipelines.configs import named_config
 
@@ -79,8 +80,7 @@ class Plan:
 
 def run(options: argparse.Namespace) -> int:
     plans = _plans(options)
-    if options.json is not None and not options.json.parent.is_dir():
-        raise UserError(f"--json {options.json}: folder {options.json.parent} does not exist; make it first")
+    check_folder_of("--json", options.json)
     from pipelines.bench import allreduce_report, allreduce_rounds
 
     with tempfile.TemporaryDirectory(prefix="allreduce-") as folder, stopped_well():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perception.errors import UserError, nearest
-from perception.run_folder import write_json
+from perception.run_folder import check_folder_of, write_json
 from perception.scaling.links import NETWORKS, NODES
 from perception.scaling.reference_networks import REFERENCE_NETWORKS
 from pipelines.configs import CONFIGS, named_config
@@ -60,8 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.rank_of is not None:
         return predict_here.run_rank(options.rank_of)
-    if options.json is not None and not options.json.parent.is_dir():
-        raise UserError(f"--json {options.json}: folder {options.json.parent} does not exist; make it first")
+    check_folder_of("--json", options.json)
     if options.published:
         figures = print_published()
     elif options.model is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from perception.config import RunConfig
 from perception.errors import UserError
+from perception.run_folder import check_folder_of
 from perception.scaling.profile import StepProfile, scaled, write_profile
 from pipelines.configs import CONFIGS, named_config, with_options
 
@@ -35,8 +36,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("--images-per-second and --device go together: whose pace is it?")
     if options.images_per_second is not None and not 0 < options.images_per_second < math.inf:
         raise UserError(f"--images-per-second {options.images_per_second}: must be a positive number")
-    if not options.out.parent.is_dir():
-        raise UserError(f"--out {options.out}: folder {options.out.parent} does not exist; make it first")
+    check_folder_of("--out", options.out)
     config = with_options(named_config(options.model), options.data, "solo", options.set)
     profile = record_model(config, options.steps)
     if options.device is not None:

@@ -26,7 +26,7 @@ from perception.config import DistributedConfig, RunConfig, override
 from perception.cores import available_cores
 from perception.distributed.failure import EXIT_PREEMPTED
 from perception.errors import UserError
-from perception.run_folder import write_json
+from perception.run_folder import check_folder_of, write_json
 from perception.scaling.profile import StepProfile, read_profile, scaled, write_profile
 
 if TYPE_CHECKING:
@@ -173,8 +173,7 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError(f"--slowdown {options.slowdown}: must be a number above 0, e.g. 10")
     if not 0 <= options.jitter_fraction < 1:
         raise UserError(f"--jitter-fraction {options.jitter_fraction}: must be in [0, 1), e.g. 0.05")
-    if options.json is not None and not options.json.parent.is_dir():
-        raise UserError(f"--json {options.json}: folder {options.json.parent} does not exist; make it first")
+    check_folder_of("--json", options.json)
     for assignment in [*options.set, *(each for variant in options.compare for each in variant)]:
         if not assignment.strip().startswith("distributed."):
             raise UserError(f"{assignment}: a replay has no settings but those of distributed.*")

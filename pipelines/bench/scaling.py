@@ -26,7 +26,7 @@ from perception.config import RunConfig, from_json, to_json
 from perception.cores import available_cores
 from perception.distributed.failure import EXIT_PREEMPTED
 from perception.errors import UserError
-from perception.run_folder import write_json
+from perception.run_folder import check_folder_of, write_json
 from pipelines.configs import CONFIGS, named_config, with_options
 
 
@@ -44,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.ranks < 2 or options.rounds < 1 or options.seconds <= 0:
         raise UserError("bench scaling needs --ranks of at least 2, --rounds of at least 1 and --seconds above 0")
-    if options.json is not None and not options.json.parent.is_dir():
-        raise UserError(f"--json {options.json}: folder {options.json.parent} does not exist; make it first")
+    check_folder_of("--json", options.json)
     config = with_options(named_config(options.model), options.data, options.engine, options.set)
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         figures = measure_scaling(config, options.ranks, Path(folder), options.rounds, options.seconds)

@@ -15,7 +15,6 @@ from perception.config import (
     _SHARES,
     CHOICES,
     RunConfig,
-    SignModelConfig,
     flatten,
     from_json,
     override,
@@ -23,6 +22,7 @@ from perception.config import (
     validate,
 )
 from perception.errors import UserError, nearest
+from perception.model_config import SignModelConfig
 from pipelines.configs import CONFIGS
 
 BASE = RunConfig(task="lane", name="base")

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from perception.config import LaneModelConfig, RunConfig
+from perception.config import RunConfig
 from perception.data.lane_targets import LaneBatch
 from perception.data.sample import Lane, LanePrediction, LaneSample, LaneTruth, ReadReport
 from perception.draw import LABEL_COLOUR, PREDICTION_COLOUR, draw_contact_sheet, draw_lanes, legend, tile, write_image
 from perception.errors import UserError
+from perception.model_config import LaneModelConfig
 from perception.tasks import LaneTask
 
 HEIGHT, WIDTH = 160, 320

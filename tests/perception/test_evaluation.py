@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from perception.config import LaneModelConfig, RunConfig
+from perception.config import RunConfig
 from perception.data.lane_targets import LaneBatch
 from perception.data.sample import LanePrediction, LaneSample, LaneTruth
 from perception.distributed import SoloCommunicator
 from perception.evaluation import autocast, evaluate
+from perception.model_config import LaneModelConfig
 from perception.tasks import LaneTask
 
 CPU = torch.device("cpu")

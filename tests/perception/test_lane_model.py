@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from perception.config import LaneModelConfig
+from perception.model_config import LaneModelConfig
 from perception.models.lane import LaneModel, RefineHead, line_xs, propose, row_heights
 
 TINY = LaneModelConfig(

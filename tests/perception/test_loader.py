@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from perception.config import DataConfig, LaneModelConfig, RunConfig, TrainConfig
+from perception.config import DataConfig, RunConfig, TrainConfig
 from perception.data.generated import GeneratedScenes
 from perception.data.lane_targets import LaneBatch, SampleKey
 from perception.data.loader import evaluation_batches, training_batches
 from perception.data.stream import SampleStream
 from perception.errors import UserError
+from perception.model_config import LaneModelConfig
 from perception.tasks import LaneTask
 
 CONFIG = RunConfig(

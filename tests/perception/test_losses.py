@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from perception.config import LaneModelConfig
 from perception.data.lane_targets import LaneBatch, LaneExample, collate, encode_lanes
 from perception.data.sample import Lane, LaneTruth
 from perception.geometry import Geometry
 from perception.losses import assign_lanes, focal_terms, half_widths, lane_iou, lane_losses
+from perception.model_config import LaneModelConfig
 from perception.models.lane import LaneOutput
 
 HEIGHT, WIDTH, ROWS = 64, 160, 72

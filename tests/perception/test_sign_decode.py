@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from perception.config import SignModelConfig
+from perception.model_config import SignModelConfig
 from perception.models.sign import SignOutput
 from perception.models.sign_boxes import encode_boxes, grid_points
 from perception.models.sign_decode import decode_signs, suppress

@@ -8,24 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from perception.config import SignModelConfig
 from perception.losses import Losses
 from perception.models.sign import SignModel, SignOutput
 from perception.models.sign_boxes import encode_boxes, grid_points
 from perception.sign_losses import inside_any, quality_focal_loss, sign_losses
 from perception.sign_targets import SignTargets, pad_targets
+from tests.perception.sign_cases import TINY
 
 HEIGHT, WIDTH, CLASSES = 64, 96, 4
-CONFIG = SignModelConfig(
-    num_classes=CLASSES,
-    backbone_widths=(8, 8, 16, 16),
-    backbone_blocks=(1, 1, 1, 1),
-    stem="patch",
-    neck_channels=16,
-    bottom_up=False,
-    head_convolutions=1,
-    depthwise=True,
-)
+CONFIG = replace(TINY, num_classes=CLASSES)
 GRID = grid_points(HEIGHT, WIDTH)
 SIGN, OTHER = [30.0, 20.0, 50.0, 40.0], [70.0, 8.0, 80.0, 20.0]
 

@@ -7,20 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from perception.config import SignModelConfig
+from perception.model_config import SignModelConfig
 from perception.models.sign import Neck, SignModel, SignOutput
 from perception.models.sign_boxes import decode_boxes, grid_points
+from tests.perception.sign_cases import TINY
 
-TINY = SignModelConfig(
-    num_classes=5,
-    backbone_widths=(8, 8, 16, 16),
-    backbone_blocks=(1, 1, 1, 1),
-    stem="patch",
-    neck_channels=16,
-    bottom_up=False,
-    head_convolutions=1,
-    depthwise=True,
-)
 TINY_FULL = replace(TINY, stem="conv", bottom_up=True, head_convolutions=2, depthwise=False)
 
 

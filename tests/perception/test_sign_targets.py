@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from perception.config import SignModelConfig
+from perception.model_config import SignModelConfig
 from perception.models.sign import SignOutput
 from perception.models.sign_boxes import box_iou, decode_boxes, encode_boxes, grid_points
 from perception.sign_targets import Assignment, SignTargets, assign_points, near_points, pad_targets

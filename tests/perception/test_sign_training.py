@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from perception.config import SignModelConfig
+from perception.model_config import SignModelConfig
 from perception.models.sign import SignModel, SignOutput
 from perception.models.sign_boxes import pairwise_iou
 from perception.models.sign_decode import decode_signs

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from perception.config import AugmentConfig, LaneModelConfig, OptimConfig, RunConfig
+from perception.config import AugmentConfig, OptimConfig, RunConfig
 from perception.data.lane_targets import SampleKey
 from perception.data.sample import Lane, LanePrediction, LaneSample, LaneTruth
 from perception.errors import UserError
+from perception.model_config import LaneModelConfig
 from perception.models.lane import LaneOutput
 from perception.tasks import LaneMetric, LaneTask, task_for
 from pipelines.lane import CONFIGS

@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from perception.distributed.environment import rank_environment
-from perception.stopping import read_generations
+from perception.generations import read_generations
 from pipelines import train
 from pipelines.__main__ import main
 

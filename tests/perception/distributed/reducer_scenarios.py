@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from perception import distributed
-from perception.config import LaneModelConfig, RunConfig
+from perception.config import RunConfig
 from perception.data.generated import render_scene
 from perception.data.lane_targets import SampleKey
 from perception.distributed import Communicator, SoloCommunicator
+from perception.model_config import LaneModelConfig
 from perception.tasks import LaneTask
 from tests.perception.distributed.scenario_tools import (
     SMALL_BUCKETS,

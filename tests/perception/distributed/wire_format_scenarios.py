@@ -129,10 +129,11 @@ def scenario_bf16_is_refused_where_the_engine_cannot(c: Communicator) -> None:
         distributed.distribute(regression(), None, c, replace(BUCKETS, wire_format="bf16"))
 
 
-def scenario_powersgd_needs_the_engine(c: Communicator) -> None:
-    config = replace(POWERSGD, local_reduction="shared_memory")
-    with pytest.raises(UserError, match=r"^distributed\.wire_format = powersgd: .*\.local_reduction = engine"):
-        distributed.distribute(regression(), None, c, config)
+def scenario_what_is_sent_needs_the_engine(c: Communicator) -> None:
+    for name in set(formats(c)) - {"fp32"}:
+        config = replace(POWERSGD, wire_format=name, local_reduction="shared_memory")
+        with pytest.raises(UserError, match=rf"^distributed\.wire_format = {name}: .*\.local_reduction = engine"):
+            distributed.distribute(regression(), None, c, config)
 
 
 def weight_gradients(c: Communicator, reducer: Reducer, weights: list[nn.Parameter], own: list[Tensor]) -> list[Tensor]:
