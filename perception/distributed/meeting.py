@@ -1,7 +1,7 @@
-"""How ranks of Horovod over Gloo that srun or torchrun started on several hosts find each other.
+"""How ranks that srun or torchrun started find each other: through a store at the master address, which all know.
 
-Rank 0 serves Horovod's rendezvous store and publishes its port through torch's TCPStore at
-the master address, which all ranks know; then each rank has the variables Horovod reads.
+For Horovod over Gloo rank 0 serves Horovod's own rendezvous and publishes its port there; then each rank has the
+variables that Horovod reads.
 """
 
 from __future__ import annotations
@@ -11,12 +11,64 @@ import datetime
 import os
 import socket
 import threading
+import time
+import uuid
 
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from perception.distributed.environment import RankEnvironment
 from perception.errors import UserError
+
+_SECONDS_BETWEEN_LOOKS = 0.005
+
+
+def open_store(place: RankEnvironment, master: tuple[str, int], timeout_seconds: float) -> Store:
+    """The store of these ranks, empty at first. Raises UserError where they do not meet in time."""
+    host, port = master
+    # torchrun's agent serves a store at the same address already.
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    timeout = datetime.timedelta(seconds=timeout_seconds)
+    try:
+        store = TCPStore(
+            host, port, place.size, is_master=place.rank == 0 and not is_agents, timeout=timeout, multi_tenant=True
+        )
+        return PrefixStore(_name_of_attempt(store, place, timeout_seconds), store) if is_agents else store
+    except dist.DistError as error:
+        raise not_met(place, master, error) from error
+
+
+def not_met(place: RankEnvironment, master: tuple[str, int], error: Exception) -> UserError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return UserError(
+        f"rank {place.rank} of {place.size} could not meet rank 0 at {master[0]}:{master[1]} ({reason}): "
+        "check MASTER_ADDR, MASTER_PORT and that every rank started"
+    )
+
+
+def _name_of_attempt(store: TCPStore, place: RankEnvironment, timeout_seconds: float) -> str:
+    """A name that rank 0 has made up and every living rank knows.
+
+    With a fixed --master-port torchrun's store outlives the ranks, and those it starts again would find the addresses
+    of dead ones. The agents' counts of restarts need not be equal, so ranks agree: each asks under a name of its own,
+    to which only a rank 0 that lives can answer.
+    """
+    own = uuid.uuid4().hex
+    if place.rank > 0:
+        store.set(f"roadfuse/question of {place.rank}", own)
+        attempt: str = store.get(f"roadfuse/answer to {own}").decode()
+        store.set(f"{attempt}/heard by {place.rank}", "")
+        return attempt
+    missing, deadline = list(range(1, place.size)), time.monotonic() + timeout_seconds
+    while missing:
+        for rank in missing:
+            if store.check([question := f"roadfuse/question of {rank}"]):
+                store.set(f"roadfuse/answer to {store.get(question).decode()}", own)
+        missing = [rank for rank in missing if not store.check([f"{own}/heard by {rank}"])]
+        if missing and time.monotonic() > deadline:
+            raise dist.DistStoreError(f"rank {missing[0]} did not come within {timeout_seconds:g} s")
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return own
 
 
 def join_rendezvous(place: RankEnvironment, master: tuple[str, int], timeout_seconds: float) -> dict[str, str]:
@@ -24,19 +76,12 @@ def join_rendezvous(place: RankEnvironment, master: tuple[str, int], timeout_sec
 
     Needs as many ranks on every host, numbered host by host, as srun and torchrun do.
     """
-    host, port = master
-    # torchrun's agent serves a store at the same address already.
-    is_master = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    host = master[0]
+    store = open_store(place, master, timeout_seconds)
     try:
-        store = TCPStore(
-            host, port, place.size, is_master=is_master, timeout=datetime.timedelta(seconds=timeout_seconds)
-        )
         rendezvous_port = _rendezvous_port(store, place)
-    except (dist.DistError, dist.DistNetworkError, dist.DistStoreError) as error:
-        raise UserError(
-            f"rank {place.rank} of {place.size} could not meet rank 0 at {host}:{port} ({type(error).__name__}): "
-            "check MASTER_ADDR, MASTER_PORT and that every rank started"
-        ) from error
+    except dist.DistError as error:
+        raise not_met(place, master, error) from error
     return {
         "HOROVOD_RANK": str(place.rank),
         "HOROVOD_SIZE": str(place.size),
@@ -52,7 +97,7 @@ def join_rendezvous(place: RankEnvironment, master: tuple[str, int], timeout_sec
     }
 
 
-def _rendezvous_port(store: TCPStore, place: RankEnvironment) -> str:
+def _rendezvous_port(store: Store, place: RankEnvironment) -> str:
     if place.local_rank == 0:
         store.set(f"roadfuse/host{place.node_rank}", socket.gethostname())
     if place.rank == 0:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from perception.distributed.communicator import Communicator, Pending, ReduceOp
 from perception.distributed.environment import RankEnvironment
+from perception.distributed.meeting import not_met, open_store
 from perception.distributed.stall_watch import StallWatch
-from perception.errors import UserError
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -46,21 +46,18 @@ class TorchCommunicator(Communicator):
         super().__init__(place, device, watch)
         self.transport = transport
         timeout = datetime.timedelta(seconds=timeout_seconds)
-        host, port = master
+        store = open_store(place, master, timeout_seconds)
         try:
             dist.init_process_group(
                 transport,
-                init_method=f"tcp://{host}:{port}",
+                store=store,
                 rank=place.rank,
                 world_size=place.size,
                 timeout=timeout,
                 device_id=device if transport == "nccl" else None,
             )
-        except (dist.DistError, dist.DistNetworkError) as error:
-            raise UserError(
-                f"rank {place.rank} of {place.size} could not meet rank 0 at {host}:{port} ({_first_line(error)}): "
-                "check MASTER_ADDR, MASTER_PORT and that every rank started"
-            ) from error
+        except dist.DistError as error:
+            raise not_met(place, master, error) from error
         self._timeout = timeout
         self._groups: dict[str, dist.ProcessGroup] = {"calls": dist.new_group(backend="gloo", timeout=timeout)}
         if transport == "nccl":
@@ -117,7 +114,3 @@ class TorchCommunicator(Communicator):
         if stream:
             return self._groups[stream]
         return self._groups["calls on GPU" if flat.is_cuda else "calls"]
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
