@@ -49,6 +49,7 @@ class ReadReport:
 
     images: int = 0
     lanes: int = 0
+    signs: int = 0
     anomalies: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     """First "file:line" for each anomaly."""
