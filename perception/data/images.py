@@ -13,6 +13,7 @@ Rules, the same whatever the file holds:
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ _PNG_START = b"\x89PNG\r\n\x1a\n"
 _JPEG_FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))
 _HEADER_BYTES = 65536
+_PPM_HEADER = re.compile(rb"P6(?:\s|#[^\n]*\n)+(\d+)(?:\s|#[^\n]*\n)+(\d+)\s")
 
 
 def read_image(path: Path) -> NDArray[np.uint8]:
@@ -60,7 +62,7 @@ def read_image(path: Path) -> NDArray[np.uint8]:
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """(height, width) of what `read_image` returns, from the file's header where it is JPEG or PNG.
+    """(height, width) of what `read_image` returns, from the file's header where it is JPEG, PNG or PPM.
 
     Raises UserError naming the file where it is missing or no image.
     """
@@ -74,6 +76,8 @@ def image_size(path: Path) -> tuple[int, int]:
             size = _jpeg_size(_read_bytes(path))
         if size is not None:
             return size
+    if ppm := _PPM_HEADER.match(head):
+        return int(ppm[2]), int(ppm[1])
     height, width = read_image(path).shape[:2]
     return height, width
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from perception.data.culane import TEST_SPLIT_FOLDER, CulaneDataset
+from perception.data.curvelanes import is_curvelanes, read_curvelanes
+from perception.data.llamas import is_llamas, read_llamas
 from perception.data.sample import LaneDataset
 from perception.data.tusimple import TusimpleDataset
 from perception.errors import MissingListError, UserError, nearest
 
-FORMATS = ("auto", "tusimple", "culane")
+# Formats with a JSON file an image: how a folder of each is recognised and read.
+_JSON_FORMATS = {"llamas": (is_llamas, read_llamas), "curvelanes": (is_curvelanes, read_curvelanes)}
+FORMATS = ("auto", "tusimple", "culane", *_JSON_FORMATS)
 SPLITS = ("train", "validation", "test")
 
 # The first alternative of which a file is there, every file of it that is. TuSimple has no official
@@ -32,10 +36,10 @@ def open_lane_dataset(
     split: str = "train",
     images_required: bool = True,
 ) -> LaneDataset:
-    """Open a TuSimple or CULane folder.
+    """Open a TuSimple, CULane, LLAMAS or CurveLanes folder.
 
-    `list_name` is a label file (TuSimple), list file (CULane) or a folder of them, relative to `folder`;
-    one of "train", "validation", "test" means that split's official one; empty: that of `split`.
+    `list_name` is a label file (TuSimple), list file (CULane, CurveLanes) or a folder of them (LLAMAS: of labels),
+    relative to `folder`; one of "train", "validation", "test" means that split's official one; empty: that of `split`.
     What the reader repaired or dropped is in `.report`. Raises UserError for a missing or unknown
     folder, a missing or empty list, missing labels and, if required, missing images; its kind
     MissingListError where no list was named and the folder has none for the split.
@@ -46,6 +50,8 @@ def open_lane_dataset(
     if format not in FORMATS:
         raise UserError(f'data.format = "{format}" is unknown{nearest(format, FORMATS)}')
     name = detect_format(root, list_name) if format == "auto" else format
+    if name in _JSON_FORMATS:
+        return _JSON_FORMATS[name][1](root, split, list_name, images_required)
     files = _list_files(root, name, list_name, split)
     if name == "tusimple":
         return TusimpleDataset(root, files, images_required)
@@ -53,7 +59,10 @@ def open_lane_dataset(
 
 
 def detect_format(folder: Path, list_name: str = "") -> str:
-    """ "tusimple" or "culane", from the list's suffix or else from what lies in the folder."""
+    """The format of what lies in the folder; of TuSimple and CULane the list's suffix tells first."""
+    for name, (is_format, _) in _JSON_FORMATS.items():
+        if is_format(folder):
+            return name
     by_suffix = [name for name, suffix in _LIST_SUFFIX.items() if Path(list_name).suffix == suffix]
     if by_suffix:
         return by_suffix[0]
