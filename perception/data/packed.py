@@ -1,5 +1,7 @@
 """Generated scenes packed in chunks in a cache folder: rendered once, read by every rank and run.
 
+`Chunks` and `write_chunks` know nothing of labels; lanes are packed here, signs in perception/data/signs/packed.py.
+
 A chunk is two files, images (JPEG, one flat array, memory-mapped) and labels. Both are
 written to a temporary name and renamed, labels last; the labels hold the images' checksum, so that
 a chunk is known to be whole before it is used. The folder's name holds all that the content depends on.
@@ -9,8 +11,9 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import cv2
 import numpy as np
@@ -24,17 +27,18 @@ CHUNK_SCENES = 100
 _JPEG_QUALITY = 95
 
 
-class PackedScenes:
-    """Scenes first_index .. first_index + count - 1 of a seed, as a LaneDataset. Prepare them first."""
+Truth = TypeVar("Truth")
+Arrays = Mapping[str, NDArray[np.generic]]
+
+
+class Chunks:
+    """Images and label arrays of scenes first_index .. first_index + count - 1 in a folder of chunks."""
 
     def __init__(self, folder: Path, first_index: int, count: int) -> None:
         """Raises UserError where a chunk is missing or unreadable."""
-        self.report = ReadReport(images=count)
-        self._folder = folder
-        self._first = first_index
-        self._count = count
+        self.folder, self.first_index, self.count = folder, first_index, count
         self._images: list[NDArray[np.uint8]] = []
-        self._labels: list[dict[str, NDArray[np.generic]]] = []
+        self._labels: list[Arrays] = []
         for chunk in _chunks(first_index, count):
             try:
                 images, labels = _open_chunk(folder, chunk)
@@ -44,21 +48,53 @@ class PackedScenes:
                 ) from None
             self._images.append(images)
             self._labels.append(labels)
-        for index in range(count):
-            part, offset = self._place(index)
-            starts = self._labels[part]["lane_starts"]
-            self.report.lanes += int(starts[offset + 1]) - int(starts[offset])
+
+    def labels(self, index: int) -> tuple[Arrays, int]:
+        """The arrays that hold a scene's labels, and the scene's place in them."""
+        chunk, offset = self._place(index)
+        return self._labels[chunk], offset
+
+    def total(self, starts: str) -> int:
+        """How many labels the scenes have together, by the name of their array of starts."""
+        spans = (self.labels(index) for index in range(self.count))
+        return sum(int(arrays[starts][offset + 1]) - int(arrays[starts][offset]) for arrays, offset in spans)
+
+    def image(self, index: int) -> NDArray[np.uint8]:
+        chunk, offset = self._place(index)
+        starts = self._labels[chunk]["image_starts"]
+        data = np.asarray(self._images[chunk][int(starts[offset]) : int(starts[offset + 1])])
+        image = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB)
+        if image is None:
+            raise UserError(
+                f"{self.folder}: generated scene {index} cannot be decoded: delete this folder and run again"
+            )
+        return np.asarray(image, dtype=np.uint8)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        first_chunk = self.first_index // CHUNK_SCENES
+        absolute = self.first_index + index
+        return absolute // CHUNK_SCENES - first_chunk, absolute % CHUNK_SCENES
+
+
+class PackedScenes:
+    """Scenes first_index .. first_index + count - 1 of a seed, as a LaneDataset. Prepare them first."""
+
+    def __init__(self, folder: Path, first_index: int, count: int) -> None:
+        """Raises UserError where a chunk is missing or unreadable."""
+        self._chunks = Chunks(folder, first_index, count)
+        self.report = ReadReport(images=count, lanes=self._chunks.total("lane_starts"))
 
     def __reduce__(self) -> tuple[type[PackedScenes], tuple[Path, int, int]]:
         """A loader process maps the files itself; pickled maps would carry all images with them."""
-        return PackedScenes, (self._folder, self._first, self._count)
+        return PackedScenes, (self._chunks.folder, self._chunks.first_index, self._chunks.count)
 
     def __len__(self) -> int:
-        return self._count
+        return self._chunks.count
 
     def truth(self, index: int) -> LaneTruth:
-        chunk, offset = self._place(index)
-        labels = self._labels[chunk]
+        labels, offset = self._chunks.labels(index)
         lanes = []
         for lane in range(int(labels["lane_starts"][offset]), int(labels["lane_starts"][offset + 1])):
             start, end = labels["point_starts"][lane], labels["point_starts"][lane + 1]
@@ -74,22 +110,7 @@ class PackedScenes:
         )
 
     def sample(self, index: int) -> LaneSample:
-        chunk, offset = self._place(index)
-        starts = self._labels[chunk]["image_starts"]
-        data = np.asarray(self._images[chunk][int(starts[offset]) : int(starts[offset + 1])])
-        image = cv2.imdecode(data, cv2.IMREAD_COLOR_RGB)
-        if image is None:
-            raise UserError(
-                f"{self._folder}: generated scene {index} cannot be decoded: delete this folder and run again"
-            )
-        return LaneSample(np.asarray(image, dtype=np.uint8), self.truth(index))
-
-    def _place(self, index: int) -> tuple[int, int]:
-        if not 0 <= index < self._count:
-            raise IndexError(index)
-        first_chunk = self._first // CHUNK_SCENES
-        absolute = self._first + index
-        return absolute // CHUNK_SCENES - first_chunk, absolute % CHUNK_SCENES
+        return LaneSample(self._chunks.image(index), self.truth(index))
 
 
 def scenes_folder(cache: Path, seed: int, height: int, width: int) -> Path:
@@ -107,8 +128,27 @@ def prepare_chunks(
     share: tuple[int, int],
     progress: Callable[[int, int], None],
 ) -> None:
+    """Render the chunks of lane scenes that are missing or damaged, as `write_chunks` does."""
+
+    def render(index: int) -> tuple[NDArray[np.uint8], LaneTruth]:
+        sample = render_scene(seed, index, height, width)
+        return sample.image, sample.truth
+
+    write_chunks(folder, first_index, count, share, progress, render, _pack_lanes)
+
+
+def write_chunks(
+    folder: Path,
+    first_index: int,
+    count: int,
+    share: tuple[int, int],
+    progress: Callable[[int, int], None],
+    render: Callable[[int], tuple[NDArray[np.uint8], Truth]],
+    pack: Callable[[Sequence[Truth]], Arrays],
+) -> None:
     """Render the chunks that are missing or damaged; `share` = (rank, size) on this host takes every size-th.
 
+    `render(index)` gives a scene's RGB image and labels, `pack` the arrays that hold the labels of a chunk's scenes.
     `progress(done, total)` is called after each of this rank's chunks. Raises UserError where
     the folder cannot be written.
     """
@@ -118,7 +158,7 @@ def prepare_chunks(
         mine = _chunks(first_index, count)[share[0] :: share[1]]
         missing = [chunk for chunk in mine if not _complete(folder, chunk)]
         for done, chunk in enumerate(missing, 1):
-            _render_chunk(folder, chunk, seed, height, width)
+            _write_chunk(folder, chunk, render, pack)
             progress(done, len(missing))
     except OSError as error:
         raise UserError(
@@ -127,35 +167,44 @@ def prepare_chunks(
         ) from error
 
 
-def _render_chunk(folder: Path, chunk: int, seed: int, height: int, width: int) -> None:
-    samples = [render_scene(seed, chunk * CHUNK_SCENES + offset, height, width) for offset in range(CHUNK_SCENES)]
-    encoded = []
-    for sample in samples:
+def _write_chunk(
+    folder: Path,
+    chunk: int,
+    render: Callable[[int], tuple[NDArray[np.uint8], Truth]],
+    pack: Callable[[Sequence[Truth]], Arrays],
+) -> None:
+    encoded, truths = [], []
+    for index in range(chunk * CHUNK_SCENES, (chunk + 1) * CHUNK_SCENES):
+        image, truth = render(index)
         done, data = cv2.imencode(
-            ".jpg", cv2.cvtColor(sample.image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY]
+            ".jpg", cv2.cvtColor(image, cv2.COLOR_RGB2BGR), [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY]
         )
         if not done:
-            raise OSError(f"JPEG encoder failed on {sample.truth.name}")
+            raise OSError(f"JPEG encoder failed on scene {index}")
         encoded.append(np.asarray(data, dtype=np.uint8).reshape(-1))
-    lanes = [lane for sample in samples for lane in sample.truth.lanes]
+        truths.append(truth)
     images, labels = _paths(folder, chunk)
     pixels = np.concatenate(encoded)
+    arrays = {
+        **pack(truths),
+        "images_crc32": np.array(zlib.crc32(pixels.data)),
+        "image_starts": starts_of([len(data) for data in encoded]),
+    }
     _write_atomic(images, lambda path: np.save(path, pixels))
-    _write_atomic(
-        labels,
-        lambda path: np.savez(
-            path,
-            size=np.array([height, width]),
-            names=np.array([sample.truth.name for sample in samples]),
-            categories=np.array([sample.truth.category or "" for sample in samples]),
-            h_samples=np.array(samples[0].truth.h_samples or ()),
-            images_crc32=np.array(zlib.crc32(pixels.data)),
-            image_starts=_starts([len(data) for data in encoded]),
-            lane_starts=_starts([len(sample.truth.lanes) for sample in samples]),
-            point_starts=_starts([len(lane) for lane in lanes]),
-            points=np.concatenate(lanes) if lanes else np.zeros((0, 2)),
-        ),
-    )
+    _write_atomic(labels, lambda path: np.savez(path, allow_pickle=False, **arrays))
+
+
+def _pack_lanes(truths: Sequence[LaneTruth]) -> Arrays:
+    lanes = [lane for truth in truths for lane in truth.lanes]
+    return {
+        "size": np.array([truths[0].height, truths[0].width]),
+        "names": np.array([truth.name for truth in truths]),
+        "categories": np.array([truth.category or "" for truth in truths]),
+        "h_samples": np.array(truths[0].h_samples or ()),
+        "lane_starts": starts_of([len(truth.lanes) for truth in truths]),
+        "point_starts": starts_of([len(lane) for lane in lanes]),
+        "points": np.concatenate(lanes) if lanes else np.zeros((0, 2)),
+    }
 
 
 def _write_atomic(path: Path, write: Callable[[Path], None]) -> None:
@@ -177,7 +226,7 @@ def _complete(folder: Path, chunk: int) -> bool:
         return False
 
 
-def _open_chunk(folder: Path, chunk: int) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.generic]]]:
+def _open_chunk(folder: Path, chunk: int) -> tuple[NDArray[np.uint8], Arrays]:
     """A chunk's images, mapped, and its labels, read."""
     images_path, labels_path = _paths(folder, chunk)
     # Opened here: numpy leaves a damaged file open.
@@ -197,5 +246,6 @@ def _paths(folder: Path, chunk: int) -> tuple[Path, Path]:
     return folder / f"chunk-{chunk:06d}.images.npy", folder / f"chunk-{chunk:06d}.labels.npz"
 
 
-def _starts(lengths: list[int]) -> NDArray[np.int64]:
+def starts_of(lengths: Sequence[int]) -> NDArray[np.int64]:
+    """Where each of some runs begins, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))]).astype(np.int64)

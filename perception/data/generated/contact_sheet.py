@@ -6,7 +6,6 @@ python -m perception.data.generated.contact_sheet --out sheet.png --seed 0 --cou
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -48,10 +47,31 @@ def contact_sheet(
         seconds.append(time.process_time() - start)
         picture = draw_labels(sample) if labels else sample.image
         tiles.append(np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8))
-    blank = np.zeros_like(tiles[0])
-    tiles += [blank] * (-count % _COLUMNS)
-    rows = [np.hstack(tiles[start : start + _COLUMNS]) for start in range(0, len(tiles), _COLUMNS)]
-    return np.vstack(rows), seconds
+    return arrange(tiles), seconds
+
+
+def arrange(tiles: Sequence[Bytes], columns: int = _COLUMNS) -> Bytes:
+    """Pictures of one size in rows, filled up with black."""
+    filled = [*tiles, *[np.zeros_like(tiles[0])] * (-len(tiles) % columns)]
+    return np.vstack([np.hstack(filled[start : start + columns]) for start in range(0, len(filled), columns)])
+
+
+def check_out(out: Path, count: int, tile_width: int) -> None:
+    """Raises UserError for a sheet that cannot be drawn or written."""
+    if count < 1 or tile_width < 1:
+        raise UserError("--count and --tile-width must be at least 1")
+    if out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+        raise UserError(f"--out {out}: name a .png or .jpg file")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: the folder {out.parent} does not exist; create it first")
+
+
+def write_sheet(out: Path, sheet: Bytes) -> None:
+    ok, code = cv2.imencode(out.suffix.lower(), sheet[..., ::-1])
+    assert ok
+    partial = out.with_name(out.name + ".partial")
+    partial.write_bytes(code.tobytes())
+    partial.replace(out)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,12 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-labels", action="store_true", help="leave the lanes undrawn")
     options = parser.parse_args(arguments)
     try:
-        if options.count < 1 or options.tile_width < 1:
-            raise UserError("--count and --tile-width must be at least 1")
-        if options.out.suffix.lower() not in (".png", ".jpg", ".jpeg"):
-            raise UserError(f"--out {options.out}: name a .png or .jpg file")
-        if not options.out.parent.is_dir():
-            raise UserError(f"--out {options.out}: the folder {options.out.parent} does not exist; create it first")
+        check_out(options.out, options.count, options.tile_width)
         sheet, seconds = contact_sheet(
             options.seed, options.first_index, options.count, options.height, options.width,
             not options.no_labels, options.tile_width,
@@ -79,11 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    ok, code = cv2.imencode(options.out.suffix.lower(), sheet[..., ::-1])
-    assert ok and math.isfinite(sum(seconds))
-    partial = options.out.with_name(options.out.name + ".partial")
-    partial.write_bytes(code.tobytes())
-    partial.replace(options.out)
+    write_sheet(options.out, sheet)
     print(
         f"{options.out}: {len(seconds)} scenes, median {1000 * float(np.median(seconds)):.1f} ms of processor time each"
     )

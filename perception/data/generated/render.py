@@ -7,7 +7,7 @@ import numpy as np
 from perception.data.generated.backdrop import draw_sky
 from perception.data.generated.effects import air_and_sheen, draw_bonnet, draw_rain, glare, light_ground, shoot
 from perception.data.generated.ground import draw_ground, shadow_mask
-from perception.data.generated.light import draw_light
+from perception.data.generated.light import Light, draw_light
 from perception.data.generated.road import View
 from perception.data.generated.roadside import draw_roadside
 from perception.data.generated.scene import Scene, draw_scene, stream
@@ -29,7 +29,7 @@ def render_scene(seed: int, index: int, height: int = 320, width: int = 800) -> 
 
     Raises UserError for a negative seed or index or a size outside 64 to 4096 pixels.
     """
-    _check(seed, index, height, width)
+    check_scene(seed, index, height, width)
     scene = draw_scene(seed, index)
     view = View(scene.camera, scene.road, height, width)
     return LaneSample(image=render(scene, view), truth=label_scene(scene, view))
@@ -37,7 +37,7 @@ def render_scene(seed: int, index: int, height: int = 320, width: int = 800) -> 
 
 def scene_truth(seed: int, index: int, height: int = 320, width: int = 800) -> LaneTruth:
     """The labels that `render_scene` gives, without drawing."""
-    _check(seed, index, height, width)
+    check_scene(seed, index, height, width)
     scene = draw_scene(seed, index)
     return label_scene(scene, View(scene.camera, scene.road, height, width))
 
@@ -45,17 +45,28 @@ def scene_truth(seed: int, index: int, height: int = 320, width: int = 800) -> L
 def render(scene: Scene, view: View) -> Bytes:
     """(height, width, 3) uint8 RGB of a scene."""
     light = draw_light(scene)
+    canvas = draw_backdrop(scene, view, light)
+    draw_roadside(canvas, scene, view, light)
+    for vehicle in scene.vehicles:
+        draw_vehicle(canvas, view, light, vehicle, scene.wet)
+    if scene.bonnet_fraction:
+        draw_bonnet(canvas, scene, view, light)
+    return finish(canvas, scene, view, light)
+
+
+def draw_backdrop(scene: Scene, view: View, light: Light) -> Bytes:
+    """A canvas with the ground and the sky: what nothing stands behind."""
     canvas = np.empty((view.canvas_height, view.canvas_width, 3), np.uint8)
     draw_ground(canvas, scene, view)
     shadows = shadow_mask(scene, view, light.sun_x, light.sun_height) if light.casts_shadows else None
     light_ground(canvas, view, light, shadows)
     air_and_sheen(canvas, view, light, 0.65 if scene.wet else 0.0)
     draw_sky(canvas, scene, view, light)
-    draw_roadside(canvas, scene, view, light)
-    for vehicle in scene.vehicles:
-        draw_vehicle(canvas, view, light, vehicle, scene.wet)
-    if scene.bonnet_fraction:
-        draw_bonnet(canvas, scene, view, light)
+    return canvas
+
+
+def finish(canvas: Bytes, scene: Scene, view: View, light: Light) -> Bytes:
+    """What lies before everything, and the camera: (height, width, 3) uint8 RGB."""
     if scene.category == "glare":
         glare(canvas, view, light)
     if scene.rain:
@@ -63,7 +74,8 @@ def render(scene: Scene, view: View) -> Bytes:
     return shoot(canvas, scene, view)
 
 
-def _check(seed: int, index: int, height: int, width: int) -> None:
+def check_scene(seed: int, index: int, height: int, width: int) -> None:
+    """Raises UserError for a negative seed or index or a size that cannot be drawn."""
     for name, value in (("seed", seed), ("index", index)):
         if value < 0:
             raise UserError(f"generated scenes: {name} = {value} must not be negative")
@@ -79,7 +91,7 @@ class GeneratedScenes:
 
     def __init__(self, seed: int, first_index: int, count: int, height: int = 320, width: int = 800) -> None:
         """Labels are drawn at once, to count them; pictures when asked for."""
-        _check(seed, first_index, height, width)
+        check_scene(seed, first_index, height, width)
         if count < 1:
             raise UserError(f"generated scenes: count = {count} must be at least 1")
         self.seed, self.first_index, self.count = seed, first_index, count

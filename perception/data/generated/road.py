@@ -203,6 +203,13 @@ class View:
             axis=-1,
         )
 
+    def window(self, points: Floats, margin: int = 0) -> tuple[int, int, int, int] | None:
+        """The part (x1, y1, x2, y2) of the canvas around canvas points; None where it holds under two pixels."""
+        x1, y1 = max(int(points[:, 0].min()) - margin, 0), max(int(points[:, 1].min()) - margin, 0)
+        x2 = min(int(points[:, 0].max()) + margin + 2, self.canvas_width)
+        y2 = min(int(points[:, 1].max()) + margin + 2, self.canvas_height)
+        return (x1, y1, x2, y2) if x2 - x1 >= 2 and y2 - y1 >= 2 else None
+
     def image_to_canvas_matrix(self) -> Floats:
         """(2, 3) matrix that takes image points to canvas points, for an inverse-map warp."""
         cosine, sine = math.cos(self.camera.roll_radians), math.sin(self.camera.roll_radians)

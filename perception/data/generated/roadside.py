@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
 
 from perception.data.generated import textures
 from perception.data.generated.light import Colour, Light, blend_glow, fill, headlight_at, lit, rgb, transmission
-from perception.data.generated.road import Floats, View
+from perception.data.generated.road import View
 from perception.data.generated.scene import Scene, stream
 from perception.data.generated.textures import Bytes
 
 _NEAREST_METRES = 0.6
 
 
-def draw_roadside(canvas: Bytes, scene: Scene, view: View, light: Light) -> None:
-    """Everything upright that is no vehicle, from far to near; then rails, which run the whole length."""
+def draw_roadside(
+    canvas: Bytes, scene: Scene, view: View, light: Light, others: Sequence[tuple[float, Callable[[Bytes], None]]] = ()
+) -> None:
+    """Everything upright that is no vehicle, from far to near; then rails, which run the whole length.
+
+    `others` are (distance in metres, what draws it) of more things, drawn in their turn.
+    """
     rng = stream(scene.seed, scene.index, 5)
     # (distance, kind, offset, side, variant)
     things: list[tuple[float, str, float, float, int]] = []
@@ -50,7 +56,10 @@ def draw_roadside(canvas: Bytes, scene: Scene, view: View, light: Light) -> None
                 put(float(z), "post", 0.7)
     if scene.bridge_metres is not None and scene.bridge_metres < view.end_metres - 12:
         things.append((scene.bridge_metres, "bridge", 0.0, 0.0, 0))
+    waiting = sorted(others, key=lambda other: other[0])
     for z, kind, offset, side, variant in sorted(things, reverse=True):
+        while waiting and waiting[-1][0] >= z:
+            waiting.pop()[1](canvas)
         match kind:
             case "building":
                 _draw_building(canvas, view, light, offset, side, z, variant)
@@ -62,16 +71,10 @@ def draw_roadside(canvas: Bytes, scene: Scene, view: View, light: Light) -> None
                 _draw_post(canvas, view, light, offset, z)
             case _:
                 _draw_bridge(canvas, scene, view, light, z)
+    while waiting:
+        waiting.pop()[1](canvas)
     for offset, kind in barriers:
         _draw_barrier(canvas, view, light, offset, kind)
-
-
-def _window(canvas: Bytes, points: Floats) -> tuple[int, int, int, int] | None:
-    """The part (x1, y1, x2, y2) of the canvas around some points; None where it holds under two pixels."""
-    x1, y1 = max(int(points[:, 0].min()), 0), max(int(points[:, 1].min()), 0)
-    x2 = min(int(points[:, 0].max()) + 2, canvas.shape[1])
-    y2 = min(int(points[:, 1].max()) + 2, canvas.shape[0])
-    return (x1, y1, x2, y2) if x2 - x1 >= 2 and y2 - y1 >= 2 else None
 
 
 def _blend(canvas: Bytes, window: tuple[int, int, int, int], picture: Bytes, alpha: Bytes) -> None:
@@ -101,7 +104,7 @@ def _draw_tree(canvas: Bytes, view: View, light: Light, offset: float, z: float,
     foot_x, foot_y = frame.project([(0.0, 0.0, 0.0)])[0].tolist()
     height = tall * view.focal / z
     width = height * float(rng.uniform(1.2, 1.9) if bush else rng.uniform(0.65, 0.9))
-    window = _window(canvas, np.array([[foot_x - width / 2, foot_y - height], [foot_x + width / 2, foot_y]]))
+    window = view.window(np.array([[foot_x - width / 2, foot_y - height], [foot_x + width / 2, foot_y]]))
     if window is None:
         return
     kind = textures.NUM_TREES if bush else variant % textures.NUM_TREES
@@ -136,7 +139,7 @@ def _draw_building(
     end = view.project(offset + side * np.array([0.0, 14.0, 14.0, 0.0]), near, above)
     front = view.project(offset, np.array([near, far, far, near]), above)
     for corners, tone, share in ((end, 0.86, 0.55), (front, toward_sun, 1.0)):
-        window = _window(canvas, corners)
+        window = view.window(corners)
         if window is None:
             continue
         image, lights = textures.facade(kind)

@@ -76,21 +76,6 @@ class GroundMark:
 
 
 @dataclass(frozen=True)
-class SignPlace:
-    """Where a traffic sign would stand. Signs are not drawn yet; the places are kept for them."""
-
-    offset_metres: float
-    distance_metres: float
-    above_metres: float
-    """Height of the sign's centre over the ground."""
-    size_metres: float
-    side: str
-    """left, right or over (the road)."""
-    mount: str
-    """post or gantry."""
-
-
-@dataclass(frozen=True)
 class Scene:
     seed: int
     index: int
@@ -111,7 +96,6 @@ class Scene:
     marks: tuple[GroundMark, ...]
     bridge_metres: float | None
     """Distance of a bridge over the road."""
-    sign_places: tuple[SignPlace, ...]
     night: bool
     wet: bool
     bonnet_fraction: float
@@ -153,6 +137,9 @@ def draw_scene(seed: int, index: int) -> Scene:
     fog = category == "fog"
     haze = rng.uniform(32, 85) if fog else rng.uniform(110, 260) if category == "rain" else rng.uniform(600, 3500)
     vehicles = _vehicles(rng, category, setting, lane_centres, own_lane, divider, asphalt, drives_on_right)
+    marks = _marks(rng, setting, lane_centres, own_lane, category)
+    bridge = float(rng.uniform(16, 60)) if rng.random() < (0.3 if category == "shadow" else 0.03) else None
+    _pass_over_sign_draws(rng, setting)
     return Scene(
         seed=seed,
         index=index,
@@ -168,9 +155,8 @@ def draw_scene(seed: int, index: int) -> Scene:
         drives_on_right=drives_on_right,
         lines=lines,
         vehicles=vehicles,
-        marks=_marks(rng, setting, lane_centres, own_lane, category),
-        bridge_metres=float(rng.uniform(16, 60)) if rng.random() < (0.3 if category == "shadow" else 0.03) else None,
-        sign_places=_sign_places(rng, setting, asphalt, drives_on_right),
+        marks=marks,
+        bridge_metres=bridge,
         night=night,
         wet=category == "rain" or (category in ("night", "fog", "normal") and rng.random() < 0.12),
         bonnet_fraction=float(rng.uniform(0.05, 0.16)) if rng.random() < 0.1 else 0.0,
@@ -372,19 +358,9 @@ def _marks(
     return tuple(marks)
 
 
-def _sign_places(
-    rng: np.random.Generator, setting: str, asphalt: tuple[float, float], drives_on_right: bool
-) -> tuple[SignPlace, ...]:
-    places = []
+def _pass_over_sign_draws(rng: np.random.Generator, setting: str) -> None:
+    """Places for signs were once drawn here; what is drawn after them keeps its place in the stream."""
     for _ in range(int(rng.choice(4, p=[0.35, 0.35, 0.2, 0.1]))):
-        distance = float(rng.uniform(14, 75))
-        if setting == "highway" and rng.random() < 0.4:
-            offset = float(rng.uniform(asphalt[0] + 1, asphalt[1] - 1))
-            places.append(SignPlace(offset, distance, float(rng.uniform(5.8, 6.6)), 1.6, "over", "gantry"))
-            continue
-        right = drives_on_right if rng.random() < 0.8 else not drives_on_right
-        offset = asphalt[1] + float(rng.uniform(0.7, 2.2)) if right else asphalt[0] - float(rng.uniform(0.7, 2.2))
-        size = float(rng.uniform(0.6, 0.9))
-        above = float(rng.uniform(1.9, 2.8))
-        places.append(SignPlace(offset, distance, above, size, "right" if right else "left", "post"))
-    return tuple(places)
+        rng.random()
+        overhead = setting == "highway" and rng.random() < 0.4
+        rng.random(2 if overhead else 4)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from perception.data.generated.road import Floats, View
-from perception.data.generated.scene import Scene, SignPlace
+from perception.data.generated.scene import Scene
 from perception.data.sample import Lane, LaneTruth
 
 ROW_STEP_PIXELS = 4
@@ -17,14 +16,6 @@ _NARROWEST_LANE_FRACTION = 0.015
 """A lane is labelled out to where a 3.5 m wide lane fills this share of the image width."""
 _FOG_END = 1.6
 """... or, in haze, to this many haze distances, where a fifth of the contrast is left."""
-
-
-@dataclass(frozen=True)
-class SignBox:
-    """A sign place with its projected box (x1, y1, x2, y2) in image pixels, half open."""
-
-    place: SignPlace
-    box: tuple[float, float, float, float]
 
 
 def h_samples(height: int) -> tuple[int, ...]:
@@ -77,17 +68,3 @@ def _lane(view: View, offset: float, end_metres: float, grid: Floats) -> Lane | 
     if len(lane) < 2 or lane[0, 1] - lane[-1, 1] < _SHORTEST_LANE_PIXELS:
         return None
     return lane
-
-
-def sign_boxes(scene: Scene, view: View) -> tuple[SignBox, ...]:
-    """Boxes of the sign places that lie wholly inside the image and before the crest."""
-    boxes = []
-    for place in scene.sign_places:
-        if place.distance_metres >= view.end_metres:
-            continue
-        middle = view.to_image(view.project(place.offset_metres, place.distance_metres, place.above_metres))
-        half = view.focal * place.size_metres / place.distance_metres / 2
-        box = (float(middle[0] - half), float(middle[1] - half), float(middle[0] + half), float(middle[1] + half))
-        if box[0] >= 0 and box[1] >= 0 and box[2] <= view.width and box[3] <= view.height:
-            boxes.append(SignBox(place, box))
-    return tuple(boxes)
