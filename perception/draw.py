@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -14,21 +15,37 @@ from numpy.typing import NDArray
 from torch import nn
 
 from perception.data.lane_targets import SampleKey
-from perception.data.sample import Lane, LaneDataset
+from perception.data.sample import LaneTruth
+from perception.data.signs.sample import SignTruth
+from perception.data.sources import LabelledImages
 from perception.errors import UserError
+from perception.overlay import DRAWN_SCORE, draw_lanes, draw_signs
 from perception.tasks import Task
 
 LABEL_COLOUR = (40, 220, 60)
 PREDICTION_COLOUR = (255, 70, 200)
-_SHIFT = 4
-"""cv2 takes points in sixteenths of a pixel."""
+IGNORED_COLOUR = (150, 150, 150)
 
 
-def draw_lanes(image: NDArray[np.uint8], lanes: Sequence[Lane], colour: tuple[int, int, int], thickness: int) -> None:
-    """Draw lanes, (K, 2) in pixels of `image` (H, W, 3) RGB, in place."""
-    for lane in lanes:
-        points = np.round(lane * (1 << _SHIFT)).clip(-(1 << 28), 1 << 28).astype(np.int32).reshape(-1, 1, 2)
-        cv2.polylines(image, [points], False, colour, thickness, cv2.LINE_AA, _SHIFT)
+def draw_truth_and_prediction(
+    picture: NDArray[np.uint8], scale: float, truth: Any, prediction: Any, classes: Sequence[str]
+) -> None:
+    """Labels and predictions of a task in two colours on `picture`, the image rescaled by `scale`; in place.
+
+    Of signs those as sure as DRAWN_SCORE are drawn.
+    """
+    if isinstance(truth, LaneTruth):
+        centre = 0.5 * scale - 0.5
+        draw_lanes(picture, [lane * scale + centre for lane in truth.lanes], LABEL_COLOUR, 5)
+        draw_lanes(picture, [lane * scale + centre for lane in prediction.lanes], PREDICTION_COLOUR, 2)
+    elif isinstance(truth, SignTruth):
+        draw_signs(picture, truth.ignored * scale, [""] * len(truth.ignored), IGNORED_COLOUR, 1)
+        draw_signs(picture, truth.boxes * scale, [""] * len(truth.boxes), LABEL_COLOUR, 2)
+        sure = np.flatnonzero(prediction.scores >= DRAWN_SCORE)
+        texts = [f"{classes[prediction.labels[index]]} {prediction.scores[index]:.2f}" for index in sure]
+        draw_signs(picture, prediction.boxes[sure] * scale, texts, PREDICTION_COLOUR, 1)
+    else:
+        raise TypeError(f"no drawing for labels of type {type(truth).__name__}")
 
 
 def tile(images: Sequence[NDArray[np.uint8]], columns: int, gap: int = 4) -> NDArray[np.uint8]:
@@ -75,7 +92,7 @@ def write_image(path: Path, image: NDArray[np.uint8]) -> None:
 
 @torch.no_grad()
 def draw_contact_sheet(
-    path: Path, task: Task, model: nn.Module, samples: LaneDataset, count: int = 24, columns: int = 3
+    path: Path, task: Task, model: nn.Module, samples: LabelledImages, count: int = 24, columns: int = 3
 ) -> None:
     """Evenly spread samples, with their labels and the model's predictions in two colours."""
     device = next(model.parameters()).device
@@ -91,9 +108,7 @@ def draw_contact_sheet(
         scale = width / sample.truth.width
         height = round(sample.truth.height * scale)
         picture = np.asarray(cv2.resize(sample.image, (width, height), interpolation=cv2.INTER_AREA), dtype=np.uint8)
-        centre = 0.5 * scale - 0.5
-        draw_lanes(picture, [lane * scale + centre for lane in sample.truth.lanes], LABEL_COLOUR, 5)
-        draw_lanes(picture, [lane * scale + centre for lane in prediction.lanes], PREDICTION_COLOUR, 2)
+        draw_truth_and_prediction(picture, scale, sample.truth, prediction, getattr(task, "classes", ()))
         pictures.append(picture)
     tallest = max(picture.shape[0] for picture in pictures)
     pictures = [np.pad(p, ((0, tallest - p.shape[0]), (0, 0), (0, 0))) for p in pictures]

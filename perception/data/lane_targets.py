@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from perception.data.sample import Lane, LaneTruth
 from perception.geometry import Geometry
+from perception.lane_decode import row_heights
 
 Floats = NDArray[np.float32]
 
@@ -25,6 +26,8 @@ class SampleKey:
 
     epoch: int
     index: int
+    repeat: int = 0
+    """How often the epoch has held this sample before, where it holds some more than once."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +118,6 @@ class LaneBatch:
         )
 
 
-def row_heights(num_rows: int, height: int) -> NDArray[np.float64]:
-    """y of each row in input pixels, (num_rows,), from the bottom edge up to the top edge."""
-    return height * (1 - np.arange(num_rows) / (num_rows - 1))
-
-
 def encode_lanes(lanes: Sequence[Lane], height: int, width: int, num_rows: int, strides: Sequence[int]) -> LaneTargets:
     """Lanes in input pixels, each (K, 2) bottom to top → targets.
 
@@ -190,26 +188,6 @@ def angle_maps(lanes: Sequence[Lane], height: int, width: int, strides: Sequence
         for stride, level in zip(strides, maps, strict=True):
             level[((y + 0.5) / stride).astype(np.intp), ((x + 0.5) / stride).astype(np.intp)] = theta
     return maps
-
-
-def decode_lane(
-    xs: NDArray[np.float32], start: int, length: int, geometry: Geometry, extend_to_bottom: bool
-) -> Lane | None:
-    """Rows start .. start + length - 1 of `xs` (N,) in input pixels → a lane in original pixels.
-
-    With `extend_to_bottom` it also takes the rows below `start`, down to the first at which x has
-    left the image. None if fewer than two rows are left.
-    """
-    first = max(start, 0)
-    end = min(start + length, len(xs))
-    if extend_to_bottom:
-        outside = np.flatnonzero((xs[:first] < 0) | (xs[:first] > geometry.input_width - 1))
-        first = int(outside[-1]) if len(outside) else 0
-    if end - first < 2:
-        return None
-    heights = row_heights(len(xs), geometry.input_height)
-    points = np.stack([xs[first:end].astype(np.float64), heights[first:end]], axis=1)
-    return geometry.points_to_source(points)
 
 
 def collate(examples: Sequence[LaneExample]) -> LaneBatch:

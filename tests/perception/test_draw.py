@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -10,13 +11,28 @@ import pytest
 import torch
 from torch import nn
 
+from perception.augment_config import SignAugmentConfig
 from perception.config import RunConfig
 from perception.data.lane_targets import LaneBatch
 from perception.data.sample import Lane, LanePrediction, LaneSample, LaneTruth, ReadReport
-from perception.draw import LABEL_COLOUR, PREDICTION_COLOUR, draw_contact_sheet, draw_lanes, legend, tile, write_image
+from perception.data.signs.batch import WholeImageBatch
+from perception.data.signs.sample import SignPrediction, SignSample, SignTruth
+from perception.draw import (
+    IGNORED_COLOUR,
+    LABEL_COLOUR,
+    PREDICTION_COLOUR,
+    draw_contact_sheet,
+    draw_lanes,
+    draw_signs,
+    legend,
+    tile,
+    write_image,
+)
 from perception.errors import UserError
 from perception.model_config import LaneModelConfig
+from perception.sign_task import SignTask
 from perception.tasks import LaneTask
+from tests.perception.sign_cases import TINY
 
 HEIGHT, WIDTH = 160, 320
 LABEL = np.array([[80.0, 150.0], [80.0, 60.0]])
@@ -137,3 +153,54 @@ def test_a_picture_that_cannot_be_written_leaves_nothing(small_disk: Path, tmp_p
 def test_torch_is_left_as_it_was(tmp_path: Path) -> None:
     draw_contact_sheet(tmp_path / "a.png", task(), nn.Linear(1, 1), Roads(1))
     assert torch.is_grad_enabled()
+
+
+# --- Signs ---
+
+
+class KnownSigns(SignTask):
+    """Finds one sign surely and one hardly, whatever it sees."""
+
+    def predict(self, model: nn.Module, batch: WholeImageBatch) -> list[SignPrediction]:
+        boxes = np.array([[200.0, 60, 240, 100], [20, 20, 40, 40]])
+        return [SignPrediction(boxes, np.array([0.9, 0.1]), np.array([1, 0]))]
+
+
+class Streets:
+    """Grey, with a sign at the left and an ignored region at the bottom right."""
+
+    classes = ("stop", "give-way")
+
+    def __init__(self) -> None:
+        self.report = ReadReport()
+
+    def __len__(self) -> int:
+        return 1
+
+    def truth(self, index: int) -> SignTruth:
+        box, region = np.array([[80.0, 60, 120, 100]]), np.array([[280.0, 120, 310, 150]])
+        return SignTruth("a", HEIGHT, WIDTH, box, np.array([0]), region)
+
+    def sample(self, index: int) -> SignSample:
+        return SignSample(np.full((HEIGHT, WIDTH, 3), 60, np.uint8), self.truth(index))
+
+
+def test_signs_are_drawn_where_they_are_with_their_names(tmp_path: Path) -> None:
+    config = RunConfig("sign", "x", augment=SignAugmentConfig(), model=replace(TINY, num_classes=0))
+    draw_contact_sheet(tmp_path / "a.png", KnownSigns(config, Streets.classes), nn.Linear(1, 1), Streets())
+    # Twice the size of the image, below the legend and the gap.
+    picture = read(tmp_path / "a.png")[28 + 4 : 28 + 4 + 320, 4:644]
+    for colour, (x1, y1, x2, y2) in [(LABEL_COLOUR, (160, 120, 240, 200)), (IGNORED_COLOUR, (560, 240, 620, 300))]:
+        rows, columns = np.nonzero(is_colour(picture, colour))
+        assert max(abs(columns.min() - x1), abs(rows.min() - y1), abs(columns.max() - x2), abs(rows.max() - y2)) <= 3
+    rows, columns = np.nonzero(is_colour(picture, PREDICTION_COLOUR))
+    assert abs(columns.min() - 400) <= 2 and abs(rows.max() - 200) <= 2, "only the sure one"
+    assert 100 < rows.min() < 118, "its name stands above it"
+
+
+@pytest.mark.parametrize("box", [[0.0, 0, 10, 10], [290.0, 150, 320, 160], [-1e12, -1e12, 1e12, 1e12]])
+def test_names_stay_inside_the_picture(box: list[float]) -> None:
+    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    draw_signs(image, np.array([box]), ["end-of-no-overtaking-by-trucks 0.99"], (0, 0, 255), 1)
+    rows, columns = np.nonzero(image[:, :, 2])
+    assert len(rows) > 100 and columns.max() - columns.min() > 150

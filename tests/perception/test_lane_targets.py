@@ -16,12 +16,11 @@ from perception.data.lane_targets import (
     LaneExample,
     angle_maps,
     collate,
-    decode_lane,
     encode_lanes,
-    row_heights,
 )
 from perception.data.sample import Lane, LaneTruth
 from perception.geometry import Geometry
+from perception.lane_decode import decode_lane, row_heights
 
 STRIDES = (8, 16, 32)
 TUSIMPLE = Geometry(source_height=720, source_width=1280, crop_top=160, input_height=320, input_width=800)
