@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import types
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from perception.augment_config import LaneAugmentConfig, SignAugmentConfig
+from perception.config_checks import check_values
 from perception.errors import UserError, nearest
 from perception.model_config import LaneModelConfig, SignModelConfig
 
@@ -25,11 +26,18 @@ class DataConfig:
     source: str = "generated"
     """"generated", or the folder of a data set in its official layout."""
     format: str = "auto"
-    """auto, generated, tusimple or culane."""
+    """auto, generated, or a folder's format: see `config_checks.FORMATS`."""
     train_list: str = ""
     """Label or list file for training, relative to the folder; empty: the format's official one."""
     validation_list: str = ""
     """The same for validation; "train" evaluates on the training images (fit checks)."""
+    corners: str = ""
+    """Signs: how the boxes of a folder count pixels, e.g. half-open; empty: as its format has it."""
+    class_map: str = ""
+    """Signs: a file, or the name of a built-in map, that merges, renames, drops or ignores classes."""
+    image_cache_mib: int = 0
+    """Signs in a folder: each rank or loader process keeps so much of decoded images; decoding takes a third of
+    the time that the small network takes to train on one."""
     num_train_scenes: int = 4000
     """Generated scenes for training."""
     num_validation_scenes: int = 200
@@ -39,20 +47,6 @@ class DataConfig:
     """Loader processes per rank; 0 loads in the rank itself, best when cores are few."""
     cache_folder: str = ""
     """Where generated scenes are kept packed; empty: the user's cache folder."""
-
-
-@dataclass(frozen=True)
-class AugmentConfig:
-    enabled: bool = True
-    flip_probability: float = 0.5
-    affine_probability: float = 0.7
-    shift_fraction: float = 0.1
-    scale_range: tuple[float, float] = (0.8, 1.2)
-    rotate_degrees: float = 10.0
-    brightness_probability: float = 0.6
-    hue_probability: float = 0.7
-    blur_probability: float = 0.2
-    channel_shuffle_probability: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -80,6 +74,9 @@ class TrainConfig:
     batch_size_per_rank: int = 5
     accumulation: int = 1
     """Micro-batches in a step; without `global_batch` a step is batch_size_per_rank * ranks * accumulation."""
+    initial_checkpoint: str = ""
+    """A run folder or checkpoint file whose averaged weights the run begins with; its model must be the same, and
+    its classes. Not read when a run is resumed."""
     global_batch: int = 0
     """Samples in a step. Where given, the same on any number of ranks, whose shares may differ by one sample:
     batch_size_per_rank is then the most that a rank takes at once, and accumulation follows."""
@@ -141,11 +138,11 @@ class DistributedConfig:
 @dataclass(frozen=True)
 class RunConfig:
     task: str
-    """lane or sign; it decides which fields `model` has."""
+    """lane or sign; it decides which fields `model` and `augment` have."""
     name: str
     """The configuration's own name, e.g. lane-small."""
     data: DataConfig = field(default_factory=DataConfig)
-    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    augment: LaneAugmentConfig | SignAugmentConfig = field(default_factory=LaneAugmentConfig)
     model: LaneModelConfig | SignModelConfig = field(default_factory=LaneModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -158,76 +155,11 @@ MODEL_CONFIGS: dict[str, type[LaneModelConfig] | type[SignModelConfig]] = {
 }
 """A task → the type of its `RunConfig.model`."""
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "data.format": ("auto", "generated", "tusimple", "culane"),
-    "model.stem": ("conv", "patch"),
-    "optim.lr_scaling": ("sqrt", "linear", "none"),
-    "train.precision": ("auto", "bf16", "fp32"),
-    "distributed.engine": ("auto", "horovod", "torch", "solo"),
-    "distributed.transport": ("auto", "mpi", "gloo", "nccl"),
-    "distributed.local_reduction": ("auto", "shared_memory", "engine"),
-    "distributed.wire_format": ("fp32", "fp16", "bf16", "powersgd"),
+AUGMENT_CONFIGS: dict[str, type[LaneAugmentConfig] | type[SignAugmentConfig]] = {
+    "lane": LaneAugmentConfig,
+    "sign": SignAugmentConfig,
 }
-
-# Fields of `model` that only one task has are checked where they are.
-_POSITIVE = (
-    "train.num_samples",
-    "train.batch_size_per_rank",
-    "train.accumulation",
-    "train.log_every_steps",
-    "train.checkpoint_every_steps",
-    "train.keep_checkpoints",
-    "data.num_train_scenes",
-    "data.num_validation_scenes",
-    "data.scene_height",
-    "data.scene_width",
-    "model.backbone_widths",
-    "model.backbone_blocks",
-    "model.neck_channels",
-    "model.input_height",
-    "model.input_width",
-    "model.num_sample_rows",
-    "model.proposal_grid",
-    "model.num_segments",
-    "model.iou_half_width_fraction",
-    "model.max_lanes",
-    "model.num_classes",
-    "model.head_convolutions",
-    "model.max_candidates_per_stride",
-    "model.max_detections",
-    "augment.scale_range",
-    "optim.lr",
-    "optim.reference_batch_size",
-    "distributed.first_bucket_mib",
-    "distributed.timeout_seconds",
-    "distributed.powersgd_rank",
-)
-
-_NOT_NEGATIVE = (
-    "model.iou_cost_weight",
-    "model.box_weight",
-    "model.offset_weight",
-    "model.objectness_weight",
-    "model.class_weight",
-    "distributed.num_ranks",
-    "distributed.bucket_mib",
-    "distributed.horovod_cycle_time_milliseconds",
-    "distributed.horovod_fusion_threshold_mib",
-    "distributed.stall_warning_seconds",
-    "data.workers_per_rank",
-    "optim.weight_decay",
-    "optim.warmup_samples",
-    "optim.clip_norm",
-    "optim.ema_decay_samples",
-    "train.global_batch",
-    "train.seed",
-    "train.max_nonfinite_steps",
-    "train.evaluate_every_steps",
-    "train.num_threads_per_rank",
-    "train.trace_steps",
-)
-
-_SHARES = ("optim.final_lr_fraction", "model.score_threshold", "model.nms_iou_threshold")
+"""The same for `RunConfig.augment`."""
 
 
 def override(config: RunConfig, assignments: Sequence[str]) -> RunConfig:
@@ -264,9 +196,9 @@ def from_json(text: str, where: str) -> RunConfig:
     task = _convert(str, raw["task"], f"{where}: field task")
     if task not in MODEL_CONFIGS:
         raise UserError(f'{where}: task = "{task}" is unknown{nearest(task, MODEL_CONFIGS)}')
-    hints = {**typing.get_type_hints(RunConfig), "model": MODEL_CONFIGS[task]}
-    # A file may leave the model out: it is then the default one of its task.
-    config: RunConfig = _build(RunConfig, hints, {"model": {}, **raw}, where, "")
+    hints = {**typing.get_type_hints(RunConfig), "model": MODEL_CONFIGS[task], "augment": AUGMENT_CONFIGS[task]}
+    # A file may leave them out: they are then the default ones of its task.
+    config: RunConfig = _build(RunConfig, hints, {"model": {}, "augment": {}, **raw}, where, "")
     try:
         validate(config)
     except UserError as error:
@@ -294,49 +226,9 @@ def validate(config: RunConfig) -> None:
         raise UserError(f'task = "{config.task}" is unknown{nearest(config.task, MODEL_CONFIGS)}')
     if not isinstance(config.model, MODEL_CONFIGS[config.task]):
         raise UserError(f"task = {config.task}: the model's settings are another task's; take a {config.task} model")
-    values = flatten(config)
-    for name, value in values.items():
-        if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers(value)):
-            raise UserError(f"{name} = {value}: must be finite")
-    for name, allowed in CHOICES.items():
-        if values[name] not in allowed:
-            raise UserError(f'{name} = "{values[name]}" is unknown{nearest(str(values[name]), allowed)}')
-    for name in sorted(values.keys() & _POSITIVE):
-        if min(_numbers(values[name]), default=0) <= 0:
-            raise UserError(f"{name} = {values[name]}: must be above 0")
-    for name in sorted(values.keys() & _NOT_NEGATIVE):
-        if values[name] < 0:
-            raise UserError(f"{name} = {values[name]}: must not be negative")
-    for name, value in values.items():
-        if (name.endswith("_probability") or name in _SHARES) and not 0 <= value <= 1:
-            raise UserError(f"{name} = {value}: must be between 0 and 1")
-    if len(config.model.backbone_widths) != 4 or len(config.model.backbone_blocks) != 4:
-        raise UserError("model.backbone_widths and model.backbone_blocks: must have 4 values, one a stage")
-    if config.augment.scale_range[0] > config.augment.scale_range[1]:
-        raise UserError(f"augment.scale_range = {config.augment.scale_range}: the smaller must come first")
-    if config.model.input_height % 32 or config.model.input_width % 32:
-        raise UserError(
-            f"model.input_height x model.input_width = {config.model.input_height}x{config.model.input_width}: "
-            "both must be multiples of 32"
-        )
-    if isinstance(config.model, LaneModelConfig):
-        _validate_lane_model(config.model)
-
-
-def _validate_lane_model(model: LaneModelConfig) -> None:
-    if model.num_rows < 2:
-        raise UserError(f"model.num_rows = {model.num_rows}: must be at least 2")
-    if model.num_sample_rows % model.num_segments:
-        raise UserError(
-            f"model.num_sample_rows = {model.num_sample_rows}: must be a multiple of "
-            f"model.num_segments = {model.num_segments}"
-        )
-    if not 0 <= model.crop_top_fraction < 1:
-        raise UserError(f"model.crop_top_fraction = {model.crop_top_fraction}: must be in [0, 1)")
-
-
-def _numbers(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    if not isinstance(config.augment, AUGMENT_CONFIGS[config.task]):
+        raise UserError(f"task = {config.task}: the augmentation's settings are another task's")
+    check_values(config.model, flatten(config))
 
 
 def _parse(hint: Any, text: str) -> Any:

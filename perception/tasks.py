@@ -10,16 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from perception.augment_config import LaneAugmentConfig
 from perception.config import RunConfig
 from perception.data import lane_targets
 from perception.data.augment import LaneAugmenter
 from perception.data.lane_targets import LaneBatch, LaneExample, SampleKey
-from perception.data.sample import Lane, LanePrediction, LaneSample, LaneTruth
+from perception.data.sample import LaneDataset, LanePrediction, LaneSample, LaneTruth, ReadReport
+from perception.data.signs.classes import GTSDB_CLASSES
 from perception.errors import UserError, nearest
 from perception.geometry import Geometry
+from perception.lane_decode import decode_lanes, lane_geometry
 from perception.losses import Losses, lane_losses
-from perception.model_config import LaneModelConfig
+from perception.model_config import LaneModelConfig, SignModelConfig
 from perception.models.lane import ANGLE_STRIDES, LaneModel, LaneOutput
+from perception.sign_task import SignTask
 
 BatchType = TypeVar("BatchType", bound="Batch")
 
@@ -43,9 +47,10 @@ class Metric(Protocol):
 
     def update(self, predictions: Sequence[Any], truths: Sequence[Any]) -> None: ...
 
-    def counts(self) -> dict[str, float]: ...
+    def counts(self) -> Any:
+        """What the metric has seen, to be pickled and merged elsewhere."""
 
-    def merge(self, counts: Mapping[str, float]) -> None: ...
+    def merge(self, counts: Any) -> None: ...
 
     def compute(self) -> dict[str, float]: ...
 
@@ -58,6 +63,15 @@ class Task(Protocol):
     """Name in `metric().compute()` by which checkpoints are compared; more is better."""
 
     def build_model(self) -> nn.Module: ...
+
+    def frequencies(self, samples: Any) -> NDArray[np.float64] | None:
+        """(num_samples,) times that an epoch of training holds each sample on average; None: once each."""
+
+    def objects(self, report: ReadReport) -> str:
+        """What a data set holds, for people: "507 lanes"."""
+
+    def describe(self, truth: Any) -> str:
+        """An image's labels in a line, by which data sets are told apart."""
 
     def prepare(self, sample: Any, key: SampleKey, train: bool) -> Any:
         """A sample to an example at input size; augmented if `train`, by draws from the run's seed and `key`."""
@@ -73,11 +87,18 @@ class Task(Protocol):
     def metric(self) -> Metric: ...
 
 
-def task_for(config: RunConfig) -> Task:
-    """The task that `config.task` names; UserError if there is none."""
-    if config.task != "lane":
-        raise UserError(f'task = "{config.task}" is unknown{nearest(config.task, ["lane"])}')
-    return LaneTask(config)
+def task_for(config: RunConfig, train: Any = None) -> Task:
+    """The task that `config.task` names, to be trained on the data set `train`; UserError if there is none.
+
+    Without data, as for a trained model, the sign task's classes are those of `config`, or the generated scenes'.
+    """
+    if config.task == "lane":
+        return LaneTask(config)
+    if config.task == "sign":
+        model = config.model
+        named = model.class_names if isinstance(model, SignModelConfig) else ()
+        return SignTask(config, train.classes if train is not None else named or GTSDB_CLASSES, train)
+    raise UserError(f'task = "{config.task}" is unknown{nearest(config.task, ["lane", "sign"])}')
 
 
 class LaneTask:
@@ -86,8 +107,8 @@ class LaneTask:
     primary_metric = "culane_f1_50"
 
     def __init__(self, config: RunConfig) -> None:
-        if not isinstance(config.model, LaneModelConfig):
-            raise UserError(f"task = {config.task}: the lane task needs a lane model's settings")
+        if not isinstance(config.model, LaneModelConfig) or not isinstance(config.augment, LaneAugmentConfig):
+            raise UserError(f"task = {config.task}: the lane task needs a lane model's and augmentation's settings")
         self.config = config
         self.model_config = config.model
         self.augmenter = LaneAugmenter(config.augment, config.train.seed) if config.augment.enabled else None
@@ -95,15 +116,18 @@ class LaneTask:
     def build_model(self) -> LaneModel:
         return LaneModel(self.model_config)
 
+    def frequencies(self, samples: LaneDataset) -> None:
+        return None
+
+    def objects(self, report: ReadReport) -> str:
+        return f"{report.lanes} lanes"
+
+    def describe(self, truth: LaneTruth) -> str:
+        points = sum(len(lane) for lane in truth.lanes)
+        return f"{truth.name} {truth.height}x{truth.width} {len(truth.lanes)} {points}"
+
     def geometry(self, truth: LaneTruth) -> Geometry:
-        model = self.model_config
-        return Geometry(
-            source_height=truth.height,
-            source_width=truth.width,
-            crop_top=int(truth.height * model.crop_top_fraction),
-            input_height=model.input_height,
-            input_width=model.input_width,
-        )
+        return lane_geometry(self.model_config, truth.height, truth.width)
 
     def prepare(self, sample: LaneSample, key: SampleKey, train: bool) -> LaneExample:
         geometry = self.geometry(sample.truth)
@@ -130,42 +154,12 @@ class LaneTask:
 
     def decode(self, output: LaneOutput, geometries: Sequence[Geometry]) -> list[LanePrediction]:
         """Threshold, suppress near-duplicates, keep the best `max_lanes`; lanes in original pixels."""
-        scores = output.logits.float().sigmoid().cpu().numpy()
-        xs = output.xs.float().cpu().numpy()
-        # Bounded before it is cast: an untrained network's extents may be any size.
-        limit = 2 * self.model_config.num_rows
-        start = output.start.float().clamp(-limit, limit).round().int().cpu().numpy()
-        length = output.length.float().clamp(-limit, limit).round().int().cpu().numpy()
+        tensors = (output.logits, output.xs, output.start, output.length)
+        logits, xs, start, length = (tensor.float().cpu().numpy() for tensor in tensors)
         return [
-            self._decode_image(scores[i], xs[i], start[i], length[i], geometry) for i, geometry in enumerate(geometries)
+            decode_lanes(logits[index], xs[index], start[index], length[index], geometry, self.model_config)
+            for index, geometry in enumerate(geometries)
         ]
-
-    def _decode_image(
-        self,
-        scores: NDArray[np.float32],
-        xs: NDArray[np.float32],
-        start: NDArray[np.int32],
-        length: NDArray[np.int32],
-        geometry: Geometry,
-    ) -> LanePrediction:
-        model = self.model_config
-        confident = np.flatnonzero(scores >= model.score_threshold)
-        order = confident[np.argsort(-scores[confident], kind="stable")]
-        nearest_allowed = model.nms_distance_pixels * geometry.input_width / 800
-        kept: list[int] = []
-        for candidate in order:
-            if all(lane_distance(xs, start, length, candidate, other) >= nearest_allowed for other in kept):
-                kept.append(int(candidate))
-        lanes: list[Lane] = []
-        lane_scores: list[float] = []
-        for index in kept:
-            lane = lane_targets.decode_lane(
-                xs[index], int(start[index]), int(length[index]), geometry, model.extend_to_bottom
-            )
-            if lane is not None and len(lanes) < model.max_lanes:
-                lanes.append(lane)
-                lane_scores.append(float(scores[index]))
-        return LanePrediction(tuple(lanes), tuple(lane_scores))
 
     def metric(self) -> LaneMetric:
         return LaneMetric()
@@ -197,14 +191,3 @@ class LaneMetric:
     def compute(self) -> dict[str, float]:
         """culane_f1_50, culane_f1_75, culane_mf1, tusimple_accuracy, tusimple_fp, tusimple_fn and more of the two."""
         return {name: value for part in self._parts.values() for name, value in part.compute().items()}
-
-
-def lane_distance(
-    xs: NDArray[np.float32], start: NDArray[np.int32], length: NDArray[np.int32], a: int, b: int
-) -> float:
-    """Mean |dx| of proposals a and b over the rows that both have, inf where they share none."""
-    first = max(start[a], start[b], 0)
-    end = min(start[a] + length[a], start[b] + length[b], xs.shape[1])
-    if end <= first:
-        return float("inf")
-    return float(np.abs(xs[a, first:end] - xs[b, first:end]).mean())

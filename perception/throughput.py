@@ -32,9 +32,10 @@ def measure_throughput(config: RunConfig, seconds: float, wait_for_start: Callab
     config = dataclasses.replace(config, train=train)
     sources = load_sources(config, communicator)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(config, task_for(config), sources, communicator, RunFolder(Path(folder)), SilentTelemetry())
+        task = task_for(config, sources.train)
+        trainer = Trainer(config, task, sources, communicator, RunFolder(Path(folder)), SilentTelemetry())
         batches = training_batches(
-            sources.train, trainer.task, communicator.rank, communicator.size, 0, communicator.device.type == "cuda"
+            sources.train, task, communicator.rank, communicator.size, 0, communicator.device.type == "cuda"
         )
         stop, warm_up = StopRequest(), StepClock()
         for _ in range(UNTIMED_STEPS + 3):

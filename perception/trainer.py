@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from perception.telemetry import Telemetry, memory_bytes
 from perception.trace import StepTrace
 
 NUM_EXTRAS = 16
-"""Numbers that travel with the gradients: loss terms first, then lanes left out and stop requests.
+"""Numbers that travel with the gradients: loss terms first, then objects left out and stop requests.
 
 Behind them come the times of the step before.
 """
@@ -139,6 +139,12 @@ class Trainer:
             self.telemetry.say(self._change_of_ranks(stored.train, len(local["random"])))
         self.progress = Progress(content["step"], content["samples"], content["nonfinite_steps"], content["seconds"])
         self.telemetry.say(f"resumed from {path} at step {content['step']}, {content['samples']} images seen")
+
+    def begin_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Begin with a trained model's weights instead of random ones."""
+        self.model.load_state_dict(weights)
+        if self.average is not None:
+            self.average = MovingAverage(self.model)
 
     def run(self, stop: StopRequest, after_first_step: Callable[[], None] = lambda: None) -> Outcome:
         """Train to the end, or to a stop that the ranks agree on at a step boundary."""
@@ -281,7 +287,7 @@ class Trainer:
             samples=float(self.progress.samples),
             lr=rate,
             grad_norm=reduction.grad_norm,
-            lanes_left_out=left_out,
+            left_out=left_out,
             nonfinite_steps=float(self.progress.nonfinite_steps),
             stop_requests=stop_requests,
         )

@@ -18,8 +18,7 @@ from perception import distributed
 from perception.checkpoint import set_aside_damaged
 from perception.config import RunConfig, TrainConfig, to_json
 from perception.cores import available_cores
-from perception.data.sample import LaneDataset
-from perception.data.sources import Sources, open_sources, prepare_sources
+from perception.data.sources import LabelledImages, Sources, open_sources, prepare_sources
 from perception.distributed import Communicator
 from perception.distributed.failure import EXIT_CRASH, EXIT_PREEMPTED
 from perception.draw import draw_contact_sheet
@@ -33,8 +32,10 @@ from perception.run_folder import (
     write_atomic,
     write_json,
 )
+from perception.run_model import load_trained
+from perception.sign_task import check_same_classes, with_classes
 from perception.stopping import StopRequest
-from perception.tasks import task_for
+from perception.tasks import Task, task_for
 from perception.telemetry import RunTelemetry, SilentTelemetry, Telemetry
 from perception.trainer import Outcome, Trainer
 
@@ -59,17 +60,23 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> int:
             f"{config.data.source}: {len(sources.train)} training images for {communicator.size} ranks: "
             "start at most one rank per image"
         )
+    if config.task == "sign":
+        config = with_classes(config, sources.train.classes)
     _together(communicator, lambda: run_folder.begin(resume))
     telemetry: Telemetry = RunTelemetry(run_folder) if communicator.is_first else SilentTelemetry()
     # config.json keeps what any number of ranks is fitted from; checkpoints what these ranks did.
     fitted = replace(config, train=fit_to_ranks(config.train, communicator.size))
-    trainer = Trainer(fitted, task_for(fitted), sources, communicator, run_folder, telemetry)
+    task = task_for(fitted, sources.train)
+    trainer = Trainer(fitted, task, sources, communicator, run_folder, telemetry)
     if resume:
         trainer.resume()
         if communicator.broadcast_object(_is_complete(trainer) if communicator.is_first else None):
             telemetry.say(f"{run_folder.result}: the run has finished already; nothing was changed")
             communicator.shutdown()
             return 0
+    # A run that was stopped before its first checkpoint begins again as it began.
+    if config.train.initial_checkpoint and trainer.progress.step == 0:
+        _together(communicator, lambda: begin_from_trained(trainer), everywhere=True)
     # Only now is the folder this run's: one that was refused has changed nothing in it.
     _together(communicator, lambda: _claim(trainer, config))
     try:
@@ -120,11 +127,27 @@ def load_sources(config: RunConfig, communicator: Communicator) -> Sources:
         nonlocal reported
         if communicator.is_first and (time.monotonic() - reported > 5 or done == total):
             reported = time.monotonic()
-            print(f"rendering road scenes: {done} of {total} parts", flush=True)
+            print(f"rendering {config.task} scenes: {done} of {total} parts", flush=True)
 
     share = (communicator.local_rank, communicator.local_size)
-    _together(communicator, lambda: prepare_sources(config.data, share, progress), everywhere=True)
-    return open_sources(config.data)
+    _together(communicator, lambda: prepare_sources(config.data, config.task, share, progress), everywhere=True)
+    return open_sources(config.data, config.task)
+
+
+def begin_from_trained(trainer: Trainer) -> None:
+    """Take over the weights that `train.initial_checkpoint` names; UserError where they are of another model."""
+    config = trainer.config
+    trained = load_trained(Path(config.train.initial_checkpoint))
+    where = f"train.initial_checkpoint = {trained.checkpoint}"
+    if trained.config.task != config.task:
+        raise UserError(f"{where}: is of task {trained.config.task}, not {config.task}")
+    check_same_classes(trained.classes, getattr(trainer.task, "classes", ()), str(trained.checkpoint), "this run")
+    try:
+        trainer.begin_from(trained.model.state_dict())
+    except RuntimeError as error:
+        first = str(error).splitlines()[-1].strip()
+        raise UserError(f"{where}: its weights do not fit this model's settings: {first}") from None
+    trainer.telemetry.say(f"begins with the weights of {trained.checkpoint}")
 
 
 def set_threads(config: RunConfig, communicator: Communicator) -> None:
@@ -203,8 +226,8 @@ def _announce(trainer: Trainer, sources: Sources) -> None:
     config, communicator, say = trainer.config, trainer.communicator, trainer.telemetry.say
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     manifests = {
-        "train": _manifest(sources.train, communicator),
-        "validation": _manifest(sources.validation, communicator),
+        "train": _manifest(sources.train, trainer.task, communicator),
+        "validation": _manifest(sources.validation, trainer.task, communicator),
     }
     if communicator.is_first:
         ranks = {"engine": communicator.engine, "transport": communicator.transport, "ranks": communicator.size}
@@ -221,20 +244,16 @@ def _announce(trainer: Trainer, sources: Sources) -> None:
         f"({config.optim.lr:.3g} at {config.optim.reference_batch_size}, {rule} rule)"
     )
     for name, samples in [("training", sources.train), ("validation", sources.validation)]:
-        say(f"{name}: {len(samples)} images, {samples.report.lanes} lanes")
+        say(f"{name}: {len(samples)} images, {trainer.task.objects(samples.report)}")
         for line in samples.report.lines():
             say(f"  {line}")
     for note in sources.notes:
         say(f"note: {note}")
 
 
-def _manifest(samples: LaneDataset, communicator: Communicator) -> dict[str, Any]:
+def _manifest(samples: LabelledImages, task: Task, communicator: Communicator) -> dict[str, Any]:
     """Digest of names, sizes and labels; each rank reads its share, since sizes are in the images' headers."""
-    lines = []
-    for index in range(communicator.rank, len(samples), communicator.size):
-        truth = samples.truth(index)
-        points = sum(len(lane) for lane in truth.lanes)
-        lines.append(f"{truth.name} {truth.height}x{truth.width} {len(truth.lanes)} {points}")
+    lines = [task.describe(samples.truth(index)) for index in range(communicator.rank, len(samples), communicator.size)]
     shares = communicator.allgather_object(manifest_digest(lines))
     return {"images": len(samples), "manifest_sha256_sum": combined_manifest(shares)}
 

@@ -10,12 +10,19 @@ from perception.errors import UserError
 
 COMMANDS = {
     "train": "train a model: python -m pipelines train lane-small --data generated --ranks 2",
-    "evaluate": "official metrics of prediction files: python -m pipelines evaluate lane --predictions P --labels L",
+    "evaluate": "official metrics of prediction files: python -m pipelines evaluate sign --predictions P --labels L",
+    "data": "look at a data set before training on it: python -m pipelines data check FOLDER",
+    "predict": "lanes or signs in an image, a folder, a list or a video: python -m pipelines predict RUN INPUT",
+    "export": "an ONNX file that runs without torch, checked: python -m pipelines export lane RUN --int8",
+    "trace": "from an exported file back to code, data and configuration: python -m pipelines trace FILE",
     "show-config": "print a model's complete configuration: python -m pipelines show-config lane",
     "bench": "measure throughput on one rank, on all, and on independent processes",
     "tune": "find the fastest settings of the all-reduce layer for a model on this host: python -m pipelines tune lane",
     "doctor": "what this machine has for training, and what to do about what is missing",
 }
+
+_MODULES = {"data": "data_check"}
+"""Of the commands whose module has another name."""
 
 
 def main(arguments: list[str]) -> int:
@@ -26,13 +33,14 @@ def main(arguments: list[str]) -> int:
     for name, summary in COMMANDS.items():
         subparser = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:
-            _module(name).add_arguments(subparser)
+            module_of(name).add_arguments(subparser)
     options = parser.parse_args(arguments)
-    return int(_module(options.command).run(options))
+    return int(module_of(options.command).run(options))
 
 
-def _module(command: str):  # type: ignore[no-untyped-def]
-    return importlib.import_module(f"pipelines.{command.replace('-', '_')}")
+def module_of(command: str):  # type: ignore[no-untyped-def]
+    """With its `add_arguments` and `run`."""
+    return importlib.import_module(f"pipelines.{_MODULES.get(command, command.replace('-', '_'))}")
 
 
 if __name__ == "__main__":

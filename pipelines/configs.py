@@ -8,9 +8,9 @@ from pathlib import Path
 
 from perception.config import RunConfig, from_json, override
 from perception.errors import UserError, nearest
-from pipelines import lane
+from pipelines import lane, sign
 
-CONFIGS = {**lane.CONFIGS}
+CONFIGS = {**lane.CONFIGS, **sign.CONFIGS}
 
 
 def named_config(name: str) -> RunConfig:
@@ -30,7 +30,12 @@ def named_config(name: str) -> RunConfig:
 
 
 def with_options(config: RunConfig, data: str | None, engine: str | None, assignments: Sequence[str]) -> RunConfig:
-    """Overlay the common options, then --set, which has the last word."""
+    """Overlay the common options, then --set, which has the last word.
+
+    A configuration by name that is meant for generated scenes first takes what a folder of images asks for.
+    """
+    if data not in (None, "generated") and config.name in sign.ON_FOLDERS and config == CONFIGS[config.name]():
+        config = sign.ON_FOLDERS[config.name](config)
     if data is not None:
         config = replace(config, data=replace(config.data, source=data))
     if engine is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from perception.config import AugmentConfig, DataConfig, OptimConfig, RunConfig, TrainConfig
+from perception.augment_config import LaneAugmentConfig
+from perception.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from perception.model_config import LaneModelConfig
 
 
@@ -34,7 +35,7 @@ def lane_small() -> RunConfig:
         name="lane-small",
         data=DataConfig(num_train_scenes=4000),
         # Lighter than for a long run: each scene is seen some ten times only.
-        augment=AugmentConfig(affine_probability=0.3, hue_probability=0.3, blur_probability=0.1),
+        augment=LaneAugmentConfig(affine_probability=0.3, hue_probability=0.3, blur_probability=0.1),
         model=LaneModelConfig(
             backbone_widths=(32, 64, 96, 128),
             backbone_blocks=(1, 1, 2, 2),

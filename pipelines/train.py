@@ -21,6 +21,7 @@ PROGRAM = (sys.executable, "-m", "pipelines")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help=f"one of {', '.join(CONFIGS)}, or a config.json; not with --resume")
     parser.add_argument("--data", help="generated (the default), or the folder of a data set in its official layout")
+    parser.add_argument("--format", help="of the folder, e.g. gtsdb or culane; by default what lies in it tells")
     parser.add_argument("--ranks", type=int, help="processes on this host, by default as many as the run had, else 1")
     parser.add_argument("--engine", help="horovod, torch, solo or auto (the default)")
     parser.add_argument("--out", type=Path, help="run folder; by default runs/MODEL-TIME")
@@ -47,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
     place = rank_environment(os.environ)
     if options.commit_every_steps is not None:
         options.set = [*options.set, f"train.checkpoint_every_steps={options.commit_every_steps}"]
+    if options.format is not None:
+        options.set = [f"data.format={options.format}", *options.set]
     if options.trace_steps is not None:
         options.set = [*options.set, f"train.trace_steps={options.trace_steps}"]
     config = _configure(options)

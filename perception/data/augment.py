@@ -1,4 +1,4 @@
-"""Augmentation of road images with their lanes; the only importer of albumentations.
+"""Augmentation of road images with their lanes.
 
 An image's draws come from (seed, epoch, index) alone, so neither ranks nor workers change them.
 """
@@ -12,7 +12,7 @@ import albumentations
 import numpy as np
 from numpy.typing import NDArray
 
-from perception.config import AugmentConfig
+from perception.augment_config import LaneAugmentConfig
 from perception.data.sample import Lane
 
 Image = NDArray[np.uint8]
@@ -21,7 +21,7 @@ Image = NDArray[np.uint8]
 class LaneAugmenter:
     """Builds its transforms once; `__call__` takes and returns input pixels."""
 
-    def __init__(self, config: AugmentConfig, seed: int) -> None:
+    def __init__(self, config: LaneAugmentConfig, seed: int) -> None:
         self.seed = seed
         shift = config.shift_fraction
         transforms = [

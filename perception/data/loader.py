@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from perception.config import RunConfig
@@ -28,6 +30,8 @@ class Preparation(Protocol):
     """The part of a task that runs where data are loaded: sample → example, examples → batch."""
 
     config: RunConfig
+
+    def frequencies(self, samples: Any) -> NDArray[np.float64] | None: ...
 
     def prepare(self, sample: Any, key: SampleKey, train: bool) -> Any: ...
 
@@ -79,7 +83,7 @@ def training_batches(
     """
     config = task.config
     keys = _Keys(
-        SampleStream(config.train.seed, len(samples)),
+        SampleStream(config.train.seed, len(samples), task.frequencies(samples)),
         config.train.num_samples,
         config.train.global_batch_on(size),
         rank,

@@ -6,11 +6,18 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
 
 from perception.config import DataConfig
 from perception.data.open import open_lane_dataset
 from perception.data.packed import PackedScenes, prepare_chunks, scenes_folder
-from perception.data.sample import LaneDataset
+from perception.data.sample import ReadReport
+from perception.data.signs.cache import CachedImages
+from perception.data.signs.open import open_sign_dataset
+from perception.data.signs.packed import PackedSignScenes, prepare_sign_chunks, sign_scenes_folder
+from perception.data.signs.sample import SignDataset
 from perception.errors import MissingListError, UserError
 
 SCENES_SEED = 0
@@ -18,17 +25,34 @@ SCENES_SEED = 0
 FIRST_TRAINING_SCENE = 1_000_000
 """Training and validation scenes never meet: validation starts at 0."""
 _FIT_CHECK = "the training images are evaluated: a check of fit, not of skill"
+_NAMED_CLASSES = 6
+
+
+class LabelledImages(Protocol):
+    """A data set of any task; what its samples and truths are, only the task knows."""
+
+    report: ReadReport
+
+    def __len__(self) -> int: ...
+
+    def truth(self, index: int) -> Any: ...
+
+    def sample(self, index: int) -> Any: ...
 
 
 @dataclass(frozen=True)
 class Sources:
-    train: LaneDataset
-    validation: LaneDataset
+    train: Any
+    """LabelledImages; those of the sign task have `classes` too."""
+    validation: Any
+    """The same, of the same classes."""
     notes: tuple[str, ...]
     """What the user should know of the choice."""
 
 
-def prepare_sources(config: DataConfig, share: tuple[int, int], progress: Callable[[int, int], None]) -> None:
+def prepare_sources(
+    config: DataConfig, task: str, share: tuple[int, int], progress: Callable[[int, int], None]
+) -> None:
     """Render what is missing of the generated scenes; `share` = (rank, size) among the ranks of this host."""
     if config.source != "generated":
         return
@@ -37,33 +61,36 @@ def prepare_sources(config: DataConfig, share: tuple[int, int], progress: Callab
             f"data.num_validation_scenes = {config.num_validation_scenes}: must be at most {FIRST_TRAINING_SCENE}, "
             "where the training scenes start"
         )
-    folder = _generated_folder(config)
+    folder, prepare = _generated_folder(config, task), prepare_sign_chunks if task == "sign" else prepare_chunks
     size = (config.scene_height, config.scene_width)
-    prepare_chunks(folder, SCENES_SEED, *size, FIRST_TRAINING_SCENE, config.num_train_scenes, share, progress)
-    prepare_chunks(folder, SCENES_SEED, *size, 0, config.num_validation_scenes, share, progress)
+    prepare(folder, SCENES_SEED, *size, FIRST_TRAINING_SCENE, config.num_train_scenes, share, progress)
+    prepare(folder, SCENES_SEED, *size, 0, config.num_validation_scenes, share, progress)
 
 
-def open_sources(config: DataConfig) -> Sources:
+def open_sources(config: DataConfig, task: str) -> Sources:
     """Open training and validation data; UserError names what is missing."""
     if config.source == "generated":
-        folder = _generated_folder(config)
+        folder, scenes = _generated_folder(config, task), PackedSignScenes if task == "sign" else PackedScenes
         return Sources(
-            PackedScenes(folder, FIRST_TRAINING_SCENE, config.num_train_scenes),
-            PackedScenes(folder, 0, config.num_validation_scenes),
+            scenes(folder, FIRST_TRAINING_SCENE, config.num_train_scenes),
+            scenes(folder, 0, config.num_validation_scenes),
             (),
         )
     if config.format == "generated":
         raise UserError(
             f'data.format = generated, but data.source = "{config.source}" is a folder: set it to generated'
         )
-    train = open_lane_dataset(config.source, config.format, config.train_list, "train")
+    train = _open(config, task, config.train_list, "train")
     try:
-        validation = open_lane_dataset(config.source, config.format, config.validation_list, "validation")
+        validation = _open(config, task, config.validation_list, "validation")
+        notes = (f'data.validation_list = "train": {_FIT_CHECK}',) if config.validation_list == "train" else ()
     except MissingListError:
         if config.validation_list:
             raise
-        return Sources(train, train, (f"{config.source}: no validation list, so {_FIT_CHECK}",))
-    notes = (f'data.validation_list = "train": {_FIT_CHECK}',) if config.validation_list == "train" else ()
+        validation, notes = train, (f"{config.source}: no validation list, so {_FIT_CHECK}",)
+    if task == "sign":
+        notes = (*notes, *_notes_on_classes(train, validation))
+        train = CachedImages(train, config.image_cache_mib << 20) if config.image_cache_mib else train
     return Sources(train, validation, notes)
 
 
@@ -73,6 +100,32 @@ def user_cache() -> Path:
     return Path(base) / "roadfuse"
 
 
-def _generated_folder(config: DataConfig) -> Path:
+def _open(config: DataConfig, task: str, list_name: str, split: str) -> Any:
+    if task == "sign":
+        return open_sign_dataset(
+            config.source, config.format, list_name, split, config.class_map, corners=config.corners
+        )
+    return open_lane_dataset(config.source, config.format, list_name, split)
+
+
+def _notes_on_classes(train: SignDataset, validation: SignDataset) -> tuple[str, ...]:
+    """Classes that cannot be learnt; UserError where training and validation are of different ones."""
+    if train.classes != validation.classes:
+        a, b = next((a, b) for a, b in zip([*train.classes, None], [*validation.classes, None], strict=False) if a != b)
+        raise UserError(f"training has class {a} where validation has {b}: their lists must be of the same classes")
+    labels = [train.truth(index).labels for index in range(len(train))]
+    counts = np.bincount(np.concatenate([np.empty(0, np.int64), *labels]), minlength=len(train.classes))
+    unseen = [name for name, count in zip(train.classes, counts, strict=True) if count == 0]
+    if not unseen:
+        return ()
+    more = ", ..." if len(unseen) > _NAMED_CLASSES else ""
+    return (
+        f"{len(unseen)} of {len(train.classes)} classes have no sign to train on: "
+        f"{', '.join(unseen[:_NAMED_CLASSES])}{more}",
+    )
+
+
+def _generated_folder(config: DataConfig, task: str) -> Path:
     cache = Path(config.cache_folder) if config.cache_folder else user_cache()
-    return scenes_folder(cache, SCENES_SEED, config.scene_height, config.scene_width)
+    folder = sign_scenes_folder if task == "sign" else scenes_folder
+    return folder(cache, SCENES_SEED, config.scene_height, config.scene_width)

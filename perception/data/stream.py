@@ -1,8 +1,9 @@
 """Which samples a step takes, as pure functions of (seed, position): ranks never change the order.
 
 A run sees one endless stream of samples, epoch after epoch, each epoch a permutation
-drawn from (seed, epoch). A step takes the next `count` of them; ranks take contiguous
-shares of it, micro-batches contiguous parts of a share.
+drawn from (seed, epoch); where samples have frequencies, it holds some of them more than once.
+A step takes the next `count` of them; ranks take contiguous shares of it, micro-batches contiguous
+parts of a share.
 """
 
 from __future__ import annotations
@@ -21,26 +22,56 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
     return np.random.default_rng([seed, epoch]).permutation(num_samples)
 
 
+def times_in_epoch(seed: int, epoch: int, frequencies: NDArray[np.float64]) -> NDArray[np.int64]:
+    """(num_samples,) times that an epoch holds each sample: its frequency rounded up or down, right on average.
+
+    `frequencies` add up to a whole number, and so do the times, to the same (systematic sampling).
+    """
+    edges = np.concatenate([[0.0], np.cumsum(frequencies)])
+    edges[-1] = round(edges[-1])
+    shift = np.random.default_rng([seed, epoch, 1]).random()
+    return np.asarray(np.diff(np.minimum(np.floor(edges + shift), edges[-1])), dtype=np.int64)
+
+
 class SampleStream:
     """Keys of the stream from any position on; keeps the current epoch's order."""
 
-    def __init__(self, seed: int, num_samples: int) -> None:
+    def __init__(self, seed: int, num_samples: int, frequencies: NDArray[np.float64] | None = None) -> None:
+        """`frequencies` (num_samples,), above 0: times that an epoch holds each sample on average; None: once each."""
         if num_samples < 1:
             raise UserError("the training set is empty: nothing to train on")
         self._seed = seed
         self._num_samples = num_samples
+        self._frequencies: NDArray[np.float64] | None = None
+        self.epoch_length = num_samples
+        """The same for all epochs."""
+        if frequencies is not None:
+            self.epoch_length = max(1, round(float(frequencies.sum())))
+            self._frequencies = frequencies * (self.epoch_length / frequencies.sum())
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
+        self._repeats = np.empty(0, dtype=np.int64)
 
     def keys(self, position: int, count: int) -> list[SampleKey]:
         """Samples number position .. position + count - 1 of the run."""
         out = []
         for number in range(position, position + count):
-            epoch, offset = divmod(number, self._num_samples)
+            epoch, offset = divmod(number, self.epoch_length)
             if epoch != self._epoch:
-                self._epoch, self._order = epoch, epoch_order(self._seed, epoch, self._num_samples)
-            out.append(SampleKey(epoch, int(self._order[offset])))
+                self._begin(epoch)
+            out.append(SampleKey(epoch, int(self._order[offset]), int(self._repeats[offset])))
         return out
+
+    def _begin(self, epoch: int) -> None:
+        order = epoch_order(self._seed, epoch, self.epoch_length)
+        repeats = np.zeros_like(order)
+        if self._frequencies is not None:
+            times = times_in_epoch(self._seed, epoch, self._frequencies)
+            samples = np.repeat(np.arange(self._num_samples), times)
+            # Held so often before: the place within the sample's own block.
+            repeats = (np.arange(self.epoch_length) - np.repeat(np.cumsum(times) - times, times))[order]
+            order = samples[order]
+        self._epoch, self._order, self._repeats = epoch, order, repeats
 
 
 def split_evenly(count: int, parts: int) -> list[tuple[int, int]]:

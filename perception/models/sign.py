@@ -24,7 +24,7 @@ PRIOR_SIZE_STRIDES = 4.0
 
 
 class SignOutput(NamedTuple):
-    """What the network says of B images at each of N points. The score of a class is the product of two sigmoids."""
+    """What the network says of B images at each of N points. A score is made of two sigmoids, see `sign_decode`."""
 
     objectness: Tensor
     """(B, N) float32: a sign of any class, before the sigmoid."""

@@ -27,12 +27,10 @@ class SignDetections(NamedTuple):
 
 
 @torch.no_grad()
-def decode_signs(
-    output: SignOutput, height: int, width: int, config: SignModelConfig, class_agnostic: bool = False
-) -> list[SignDetections]:
+def decode_signs(output: SignOutput, height: int, width: int, config: SignModelConfig) -> list[SignDetections]:
     """Detections in each of B input images of `height` x `width` pixels; a point gives its best class only.
 
-    With `class_agnostic` a detection suppresses those of any class, else those of its own.
+    With `config.nms_class_agnostic` a detection suppresses those of any class, else those of its own.
     """
     grid = grid_points(height, width, output.objectness.device)
     limits = torch.tensor([width, height] * 2, device=grid.device)
@@ -42,10 +40,16 @@ def decode_signs(
         boxes = decode_boxes(offsets[points], grid[points]).clamp(min=0).minimum(limits)
         inside = box_areas(boxes) > 0
         boxes, scores, labels = boxes[inside], scores[inside], labels[inside]
-        groups = torch.zeros_like(labels) if class_agnostic else labels
-        kept = suppress(boxes, scores, groups, config.nms_iou_threshold)[: config.max_detections]
-        detections.append(SignDetections(boxes[kept], scores[kept], labels[kept]))
+        detections.append(without_duplicates(SignDetections(boxes, scores, labels), config))
     return detections
+
+
+def without_duplicates(found: SignDetections, config: SignModelConfig) -> SignDetections:
+    """Non-maximum suppression and the limit on their number."""
+    boxes, scores, labels = found
+    groups = torch.zeros_like(labels) if config.nms_class_agnostic else labels
+    kept = suppress(boxes, scores, groups, config.nms_iou_threshold)[: config.max_detections]
+    return SignDetections(boxes[kept], scores[kept], labels[kept])
 
 
 def suppress(boxes: Tensor, scores: Tensor, groups: Tensor, iou_threshold: float) -> Tensor:
@@ -79,7 +83,7 @@ def _best_points(
     # Objectness bounds the score: the classes of few points need be looked at.
     points = (objectness >= config.score_threshold).nonzero().squeeze(1)
     scores, labels = classes[points].float().sigmoid().max(dim=1)
-    scores = scores * objectness[points]
+    scores = objectness[points] * scores**config.class_score_power
     order = scores.argsort(descending=True, stable=True)
     points, scores, labels = points[order], scores[order], labels[order]
     of_stride = strides[points, None] == torch.tensor(STRIDES, device=points.device)

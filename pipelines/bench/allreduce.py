@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from perception.augment_config import SignAugmentConfig
 from perception.config import RunConfig, override, to_json
 from perception.errors import UserError
 from perception.model_config import SignModelConfig
@@ -136,7 +137,8 @@ def _config(model: str, full_size: bool, assignments: list[str]) -> RunConfig:
             raise UserError(f"--set {assignment}: --model {model} has no settings; only distributed.* can be set")
     height, width = FULL_IMAGE if full_size else SMALL_IMAGE
     if model == "sign":
-        config = RunConfig("sign", "sign", model=SignModelConfig(input_height=height, input_width=width))
+        model_config = SignModelConfig(input_height=height, input_width=width)
+        config = RunConfig("sign", "sign", augment=SignAugmentConfig(), model=model_config)
     else:
         config = named_config(model if model in DETECTORS else "lane")
         if model == "lane":

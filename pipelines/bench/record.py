@@ -70,15 +70,15 @@ def record_model(config: RunConfig, num_steps: int) -> StepProfile:
     bf16 = use_bf16(config.train.precision, device)
     # What one rank takes at once.
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, global_batch=0))
-    task = task_for(config)
-    torch.manual_seed(config.train.seed)
-    model = task.build_model().to(device).train()
-    if config.train.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     # One batch is all that is needed.
     few = min(config.data.num_train_scenes, 8 * config.train.batch_size_per_rank)
     data = dataclasses.replace(config.data, num_train_scenes=few, num_validation_scenes=1)
     sources = load_sources(dataclasses.replace(config, data=data), communicator)
+    task = task_for(config, sources.train)
+    torch.manual_seed(config.train.seed)
+    model = task.build_model().to(device).train()
+    if config.train.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     batch = next(training_batches(sources.train, task, 0, 1, 0, pin_memory=False)).to(device)
 
     def loss_of_batch() -> torch.Tensor:

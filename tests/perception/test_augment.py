@@ -8,12 +8,12 @@ import cv2
 import numpy as np
 import pytest
 
-from perception.config import AugmentConfig
+from perception.augment_config import LaneAugmentConfig
 from perception.data.augment import LaneAugmenter, draw_seed, rising
 from perception.data.sample import Lane
 
 HEIGHT, WIDTH = 160, 384
-NOTHING = AugmentConfig(
+NOTHING = LaneAugmentConfig(
     flip_probability=0,
     affine_probability=0,
     brightness_probability=0,
@@ -38,7 +38,7 @@ def picture() -> np.ndarray:
 
 @pytest.mark.parametrize("index", range(12))
 def test_lanes_stay_on_their_pixels(index: int) -> None:
-    augment = LaneAugmenter(AugmentConfig(), seed=3)
+    augment = LaneAugmenter(LaneAugmentConfig(), seed=3)
     image, moved = augment(picture(), lanes(), epoch=0, index=index)
     assert image.shape == (HEIGHT, WIDTH, 3) and image.dtype == np.uint8
     assert len(moved) == 3
@@ -69,7 +69,7 @@ def test_points_outside_the_image_are_kept() -> None:
 
 
 def test_draws_depend_on_seed_epoch_and_index_alone() -> None:
-    config = AugmentConfig()
+    config = LaneAugmentConfig()
     first, second = LaneAugmenter(config, seed=1), LaneAugmenter(config, seed=1)
     for index in range(5):
         second(picture(), lanes(), 7, index)  # Another history, as another rank has.
@@ -89,7 +89,7 @@ def test_seeds_of_many_samples_differ() -> None:
 
 
 def test_image_without_lanes() -> None:
-    image, moved = LaneAugmenter(AugmentConfig(), seed=0)(picture(), [], 0, 0)
+    image, moved = LaneAugmenter(LaneAugmentConfig(), seed=0)(picture(), [], 0, 0)
     assert moved == () and image.shape == (HEIGHT, WIDTH, 3)
 
 
@@ -101,7 +101,7 @@ def test_turned_lane_keeps_the_points_that_rise() -> None:
 
 def test_caller_keeps_its_arrays() -> None:
     image, before = picture(), lanes()
-    LaneAugmenter(AugmentConfig(), seed=5)(image, before, 0, 0)
+    LaneAugmenter(LaneAugmentConfig(), seed=5)(image, before, 0, 0)
     np.testing.assert_array_equal(image, picture())
     for lane, original in zip(before, lanes(), strict=True):
         np.testing.assert_array_equal(lane, original)

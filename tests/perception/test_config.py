@@ -9,11 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from perception.augment_config import SignAugmentConfig
 from perception.config import (
-    _NOT_NEGATIVE,
-    _POSITIVE,
-    _SHARES,
-    CHOICES,
+    MODEL_CONFIGS,
     RunConfig,
     flatten,
     from_json,
@@ -21,12 +19,18 @@ from perception.config import (
     to_json,
     validate,
 )
+from perception.config_checks import _NOT_NEGATIVE, _POSITIVE, _SHARES, CHOICES, FORMATS
 from perception.errors import UserError, nearest
 from perception.model_config import SignModelConfig
 from pipelines.configs import CONFIGS
 
 BASE = RunConfig(task="lane", name="base")
-SIGN = RunConfig(task="sign", name="sign", model=SignModelConfig(num_classes=4, backbone_widths=(8, 16, 24, 32)))
+SIGN = RunConfig(
+    task="sign",
+    name="sign",
+    augment=SignAugmentConfig(),
+    model=SignModelConfig(num_classes=4, backbone_widths=(8, 16, 24, 32)),
+)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +232,15 @@ def test_a_file_without_a_model_has_its_tasks_default_one(task: str, kind: type)
         ("model.num_rows=72", "no such field"),
         ("num_clases=3", 'did you mean "model.num_classes"?'),
         ("model.num_class=3", 'did you mean "model.num_classes"?'),
-        ("model.num_classes=0", "model.num_classes = 0: must be above 0"),
+        ("model.num_classes=-1", "model.num_classes = -1: must not be negative"),
+        ('model.class_names=["stop"]', "model.num_classes = 4, but model.class_names has 1"),
+        ('model.class_names=["a","b","a","c"]', "a name stands twice"),
+        ("model.tile_size=100", "a multiple of 32"),
+        ("model.tile_size=128", "above the overlap"),
+        ("augment.min_visibility=2", "must be between 0 and 1"),
+        ("augment.rotate_degrees=2", "no such field"),
+        ("data.format=culane", 'data.format = "culane" is unknown; allowed: auto, bdd100k, coco'),
+        ("data.format=gtsdbb", 'did you mean "gtsdb"?'),
         ("model.max_detections=0", "must be above 0"),
         ("model.box_weight=-1", "must not be negative"),
         ("model.nms_iou_threshold=1.5", "must be between 0 and 1"),
@@ -247,6 +259,8 @@ def test_a_wrong_override_of_a_sign_model_is_answered_with_a_cure(assignment: st
 def test_a_model_of_another_task_is_refused() -> None:
     with pytest.raises(UserError, match="take a lane model"):
         validate(replace(BASE, model=SignModelConfig()))
+    with pytest.raises(UserError, match=r"task = lane: the augmentation's settings are another task's"):
+        validate(replace(BASE, augment=SignAugmentConfig()))
     raw = {**json.loads(to_json(BASE)), "model": json.loads(to_json(SIGN))["model"]}
     with pytest.raises(UserError, match=r"config\.json: field model\.\w+ is unknown"):
         from_json(json.dumps(raw), "config.json")
@@ -256,3 +270,4 @@ def test_every_checked_name_is_a_field_of_some_task() -> None:
     """A check of a misspelt name would check nothing."""
     known = flatten(BASE).keys() | flatten(SIGN).keys()
     assert {*CHOICES, *_POSITIVE, *_NOT_NEGATIVE, *_SHARES} <= known
+    assert FORMATS.keys() == MODEL_CONFIGS.keys()

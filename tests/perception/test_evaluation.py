@@ -57,9 +57,9 @@ class OneOf(SoloCommunicator):
         super().__init__(CPU)
         self.rank, self.size = rank, size
         self.others = list(others)
-        self.given: Any = None
+        self.given: torch.Tensor | None = None
 
-    def allgather_object(self, value: Any) -> list[Any]:
+    def allgather(self, value: torch.Tensor) -> list[torch.Tensor]:
         self.given = value
         rows = list(self.others)
         rows.insert(self.rank, value)

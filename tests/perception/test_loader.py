@@ -33,6 +33,9 @@ class KeysTask:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
+    def frequencies(self, samples: Numbers) -> None:
+        return None
+
     def prepare(self, sample: int, key: SampleKey, train: bool) -> tuple[int, SampleKey, bool]:
         return sample, key, train
 

@@ -9,7 +9,7 @@ import torch
 from perception.models.resnet import BasicBlock, ResNet, normalise
 
 
-@pytest.mark.parametrize("stem", ["conv", "patch"])
+@pytest.mark.parametrize("stem", ["conv", "conv3", "patch"])
 @pytest.mark.parametrize("size", [(64, 96), (32, 160)])
 def test_stages_have_strides_4_to_32(stem: str, size: tuple[int, int]) -> None:
     model = ResNet((8, 16, 24, 32), (1, 2, 1, 1), stem)
@@ -43,7 +43,7 @@ def test_every_parameter_but_those_behind_zero_scales_gets_gradient() -> None:
 def test_wrong_descriptions_are_refused() -> None:
     with pytest.raises(ValueError, match="4 stages"):
         ResNet((8, 8, 8), (1, 1, 1))
-    with pytest.raises(ValueError, match='"conv" or "patch"'):
+    with pytest.raises(ValueError, match='"conv3" or "patch"'):
         ResNet((8, 8, 8, 8), (1, 1, 1, 1), "tiles")
 
 

@@ -106,12 +106,13 @@ def test_planted_signs_come_back_surest_first() -> None:
     assert [part.shape for part in second] == [(0, 4), (0,), (0,)]
 
 
-def test_the_score_is_objectness_times_class() -> None:
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_the_score_is_objectness_times_a_power_of_class(power: float) -> None:
     output = silent()
     plant(output, 0, 200, [30, 20, 50, 40], 2, 1.0)
     output.classes[0, 200, 2] = -1.0
-    [found] = decode_signs(output, HEIGHT, WIDTH, CONFIG)
-    torch.testing.assert_close(found.scores[0], torch.tensor(1.0).sigmoid() * torch.tensor(-1.0).sigmoid())
+    [found] = decode_signs(output, HEIGHT, WIDTH, replace(CONFIG, class_score_power=power))
+    torch.testing.assert_close(found.scores[0], torch.tensor(1.0).sigmoid() * torch.tensor(-1.0).sigmoid() ** power)
 
 
 def test_scores_below_the_threshold_are_dropped() -> None:
@@ -126,8 +127,9 @@ def test_signs_of_another_class_stay_unless_suppression_is_class_agnostic() -> N
     plant(output, 0, 200, [30, 20, 50, 40], 2, 2.0)
     plant(output, 0, 201, [30, 20, 50, 41], 1, 1.0)
     plant(output, 0, 202, [30, 20, 50, 39], 2, 0.0)
-    assert decode_signs(output, HEIGHT, WIDTH, CONFIG)[0].labels.tolist() == [2, 1]
-    assert decode_signs(output, HEIGHT, WIDTH, CONFIG, class_agnostic=True)[0].labels.tolist() == [2]
+    aware = replace(CONFIG, nms_class_agnostic=False)
+    assert decode_signs(output, HEIGHT, WIDTH, aware)[0].labels.tolist() == [2, 1]
+    assert decode_signs(output, HEIGHT, WIDTH, CONFIG)[0].labels.tolist() == [2]
 
 
 def test_boxes_are_clipped_to_the_image_and_dropped_outside_it() -> None:

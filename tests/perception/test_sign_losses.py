@@ -229,3 +229,45 @@ def test_the_same_batch_gives_the_same_bits() -> None:
     first, second = (sign_losses(output, targets, CONFIG) for _ in range(2))
     assert torch.equal(first.total, second.total)
     assert all(map(torch.equal, gradients(first, output), gradients(second, output)))
+
+
+# --- Classes of background points ---
+
+TAUGHT = replace(CONFIG, num_background_points=6)
+
+
+def test_the_surest_background_points_are_taught_to_be_of_no_class() -> None:
+    output = random_output(1)
+    grid = GRID.tolist()
+    # Twice as sure as any other: two on the background, one in the ignored region.
+    background = [index for index, (x, y, _) in enumerate(grid) if x > 60 and y > 40][:2]
+    ignored = next(index for index, (x, y, _) in enumerate(grid) if x < 10 and y < 10)
+    with torch.no_grad():
+        output.objectness[0, [*background, ignored]] = 10.0
+    targets = make_targets([([SIGN], [1])], [[[0.0, 0, 16, 16]]])
+    without = gradients(sign_losses(output, targets, CONFIG), output)[1]
+    with_them = gradients(sign_losses(output, targets, TAUGHT), output)[1]
+    added = with_them - without
+    touched = added[0].abs().sum(dim=1).nonzero().squeeze(1).tolist()
+    assert len(touched) == 6 and set(background) <= set(touched) and ignored not in touched
+    assert (added >= 0).all(), "every class is to fall"
+    assert not (without[0].abs().sum(dim=1) > 0)[touched].any(), "a point that answers for a sign is none of them"
+
+
+def test_background_classes_add_up_over_images_too() -> None:
+    output = random_output(3)
+    images: list[Image] = [([SIGN], [1]), ([], []), ([SIGN, OTHER], [0, 3])]
+    whole = gradients(sign_losses(output, make_targets(images), TAUGHT), output)
+    parts = [SignOutput(*(part[i : i + 1].detach().requires_grad_() for part in output)) for i in range(3)]
+    alone = [
+        gradients(sign_losses(part, make_targets([image]), TAUGHT), part)
+        for part, image in zip(parts, images, strict=True)
+    ]
+    for number, gradient in enumerate(whole):
+        torch.testing.assert_close(gradient, torch.cat([rows[number] for rows in alone]) / 3)
+
+
+def test_an_image_that_is_ignored_as_a_whole_teaches_no_class() -> None:
+    output = random_output(1)
+    losses = sign_losses(output, make_targets([([], [])], [[[0.0, 0, WIDTH, HEIGHT]]]), TAUGHT)
+    assert losses.total.item() == 0 and all((g == 0).all() for g in gradients(losses, output))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from perception.config import AugmentConfig, OptimConfig, RunConfig
+from perception.augment_config import LaneAugmentConfig
+from perception.config import OptimConfig, RunConfig
 from perception.data.lane_targets import SampleKey
 from perception.data.sample import Lane, LanePrediction, LaneSample, LaneTruth
 from perception.errors import UserError
@@ -69,7 +70,7 @@ def test_prepare_fits_the_input_and_keeps_the_truth() -> None:
     augmented = [task.prepare(sample, SampleKey(0, index), train=True).image for index in range(4)]
     assert any((image != plain.image).any() for image in augmented)
     np.testing.assert_array_equal(task.prepare(sample, SampleKey(0, 2), train=True).image, augmented[2])
-    off = LaneTask(replace(TINY, augment=AugmentConfig(enabled=False)))
+    off = LaneTask(replace(TINY, augment=LaneAugmentConfig(enabled=False)))
     np.testing.assert_array_equal(off.prepare(sample, SampleKey(0, 2), train=True).image, plain.image)
 
 
@@ -145,7 +146,7 @@ def test_metric_merges_to_what_one_metric_gives() -> None:
 @pytest.mark.slow
 def test_a_tiny_network_learns_drawn_lanes() -> None:
     torch.manual_seed(0)
-    config = replace(TINY, optim=OptimConfig(lr=2e-3), augment=AugmentConfig(enabled=False))
+    config = replace(TINY, optim=OptimConfig(lr=2e-3), augment=LaneAugmentConfig(enabled=False))
     task = LaneTask(config)
     model = task.build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
