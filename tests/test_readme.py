@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import shlex
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.__main__ import COMMANDS
+from pipelines.__main__ import COMMANDS, module_of
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -39,7 +38,7 @@ def test_commands_are_understood(command: str) -> None:
     name, *words = shlex.split(command, comments=True)
     assert name in COMMANDS
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"pipelines.{name.replace('-', '_')}").add_arguments(parser)
+    module_of(name).add_arguments(parser)
     parser.parse_args(words)
 
 

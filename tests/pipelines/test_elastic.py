@@ -108,7 +108,7 @@ def check_every_sample_once_an_epoch(run: Run, num_samples: int, cache: Path, mo
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     config = from_json((run.out / "config.json").read_text(), "config.json")
-    training = open_sources(config.data).train
+    training = open_sources(config.data, config.task).train
     keys = SampleStream(config.train.seed, len(training)).keys(0, num_samples)
     names = run.committed_names()
     assert names == [training.truth(key.index).name for key in keys]

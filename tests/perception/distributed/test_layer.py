@@ -20,8 +20,9 @@ from tests.ranks import launch_script, read_reports
 needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make setup with ENGINE unset"
 )
-FAST = [("solo", "auto", 1, "engine"), ("torch", "gloo", 2, "shared_memory"), ("horovod", "mpi", 2, "engine")]
+FAST = [("solo", "auto", 1, "engine"), ("torch", "gloo", 2, "shared_memory")]
 SLOW = [
+    ("horovod", "mpi", 2, "engine"),
     ("torch", "gloo", 2, "engine"),
     ("torch", "gloo", 4, "engine"),
     ("torch", "gloo", 4, "shared_memory"),
