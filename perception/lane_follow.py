@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from perception.data.sample import Lane, LanePrediction
 
@@ -80,6 +79,9 @@ class LaneFollower:
 
     def _match(self, found: Sequence[Row], largest: float) -> list[_Followed | None]:
         """For each lane of the frame the one it goes on with, by the least sum of distances."""
+        # Imported here: it takes a while, and pictures without a history need none.
+        from scipy.optimize import linear_sum_assignment
+
         distances = np.array([[_distance(x, other.x) for other in self._followed] for x in found])
         distances = distances.reshape(len(found), len(self._followed))
         # A pair too far apart costs as much as two lanes without partner: it is never made for the sake of others.

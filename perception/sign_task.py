@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -78,13 +79,17 @@ class SignTask:
         self.model_config: SignModelConfig = self.config.model
         self.augment_config: SignAugmentConfig = config.augment
         self.train = train
-        self.augmenter = SignAugmenter(
-            config.augment,
+
+    @cached_property
+    def augmenter(self) -> SignAugmenter:
+        """Made by the first crop: prediction needs none."""
+        return SignAugmenter(
+            self.augment_config,
             self.model_config.input_height,
             self.model_config.input_width,
-            classes,
+            self.classes,
             GTSDB_MIRRORED,
-            config.train.seed,
+            self.config.train.seed,
         )
 
     def build_model(self) -> SignModel:

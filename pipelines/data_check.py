@@ -86,7 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         default="auto",
-        help="auto, tusimple, culane, gtsdb, gtsrb, tt100k, mapillary, lisa, bdd100k, coco, yolo or voc",
+        help="auto; for lanes tusimple, culane, llamas or curvelanes; for signs gtsdb, gtsrb, tt100k, mapillary, lisa, "
+        "bdd100k, coco, yolo or voc",
     )
     parser.add_argument(
         "--list",

@@ -14,26 +14,29 @@ import pytest
 SMALL_DISK_BYTES = 1 << 20
 
 EXHAUSTIVE = (
-    r"test_layer\.py.*(torch-gloo-4-engine|horovod-mpi-4|horovod-mpi-2-shared|horovod-gloo-2-engine|horovod-gloo-4)",
-    r"test_layer\.py.*(a_model_compiled_before|gigabyte).*(torch-gloo-2-engine|torch-gloo-4|horovod-gloo)",
+    r"test_layer\.py.*(torch-gloo-4|horovod-mpi-4|horovod-mpi-2-shared|horovod-gloo-2-engine|horovod-gloo-4)",
+    r"test_layer\.py.*(a_model_compiled|gigabyte).*(solo|torch-gloo-2-engine|horovod)",
     r"test_failures\.py.*(torch-gloo-engine|horovod-mpi-shared_memory|horovod-gloo-engine)",
     r"test_failures\.py.*(waited_for\[4|\[4-|-4\]|-4-)",
-    r"test_failures\.py::(test_a_rank_that_hangs|test_a_slow_rank).*(-2-0-|horovod-mpi)",
+    r"test_failures\.py::(test_a_rank_that_hangs|test_a_slow_rank).*(-2-0-|horovod-mpi|stop)",
     r"test_surroundings\.py.*(horovod|-4-|\[4-|equal_rank_numbers|no_address|disagree)",
     r"test_network_loss\.py.*(horovod|4-1-0|2-2-1|is_named)",
     r"test_reconnection\.py.*(4-|-4\])",
     r"test_hierarchical\.py.*horovod",
     r"test_horovod_wheel\.py(?!.*test_fact.*mpi)",
-    r"test_wire_formats\.py.*regression_converges-torch",
+    r"test_wire_formats\.py.*(regression_converges|converges-horovod|resumes_to_the_bit\[horovod|another_wire_format)",
     r"test_elastic\.py.*(back\[horovod|a_change_of_generation|when_told|last_commit\[torch|would_come_again)",
+    r"test_elastic\.py.*(equal_to_the_bit|a_crash_loop|too_few_ranks)",
     r"test_bench_allreduce\.py.*(a_whole_measurement|every_process\[15|as_large_as)",
-    r"test_replay\.py.*(horovod|torch-gloo-4)",
+    r"test_replay\.py.*(horovod|torch-gloo)",
     r"test_bench_replay\.py.*eight_ranks\[horovod",
     r"test_launch\.py.*all_reduce\[3-horovod",
-    r"test_training\.py.*(steps_and_resumed_to_the_bit\[2-torch|with_75\[(2-auto-15|1-solo-12)|to_all_processes\[(12|15))",
+    r"test_(training|sign_runs)\.py.*two_ranks_equal_one\[torch",
+    r"test_training\.py.*(to_the_bit\[2-|configuration_trains_as_it_is\[(lane|sign-full)\]|with_75\[(2-auto-15|1-solo)|to_all_processes\[(12|15))",
     r"test_training\.py::test_a_signal_during_the_measurement.*ready",
+    r"test_time_split\.py.*slow_to_load.*mpi",
 )
-"""Tests, by name, that repeat for another engine or number of ranks what `make test` runs for one: `make test-all`."""
+"""Tests, by name, that only `make test-all` runs: other engines and numbers of ranks for what is tested once, or long."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-import albumentations
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +21,9 @@ class LaneAugmenter:
     """Builds its transforms once; `__call__` takes and returns input pixels."""
 
     def __init__(self, config: LaneAugmentConfig, seed: int) -> None:
+        # Imported here: it takes half a second, and evaluation needs none.
+        import albumentations
+
         self.seed = seed
         shift = config.shift_fraction
         transforms = [

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import albumentations
 import cv2
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +50,9 @@ class SignAugmenter:
         seed: int,
     ) -> None:
         """`mirrored`: a class → what it is in a mirror; a crop that shows a class that is not in it is not flipped."""
+        # Imported here: it takes half a second, and evaluation needs none.
+        import albumentations
+
         self.config, self.height, self.width, self.seed = config, height, width, seed
         number = {name: label for label, name in enumerate(classes)}
         self.mirror = np.array([number.get(mirrored.get(name, ""), NOT_MIRRORED) for name in classes], dtype=np.int64)

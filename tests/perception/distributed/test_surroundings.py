@@ -20,7 +20,7 @@ from tests.perception.distributed.test_failures import on_every_engine
 from tests.perception.distributed.test_layer import needs_horovod
 from tests.ranks import ROOT, Launched
 
-TIMEOUT_SECONDS = 8
+TIMEOUT_SECONDS = 4
 MARGIN_SECONDS = 45
 """For starting Python and torch on a busy machine."""
 
