@@ -36,7 +36,7 @@ EXHAUSTIVE = (
     r"test_training\.py::test_a_signal_during_the_measurement.*ready",
     r"test_time_split\.py.*slow_to_load.*mpi",
 )
-"""Tests, by name, that only `make test-all` runs: other engines and numbers of ranks for what is tested once, or long."""
+"""Tests, by name, that only `make test-all` runs: what is tested once on another engine or number of ranks, or long."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
