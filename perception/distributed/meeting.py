@@ -21,19 +21,23 @@ from perception.distributed.environment import RankEnvironment
 from perception.errors import UserError
 
 _SECONDS_BETWEEN_LOOKS = 0.005
+_served: dict[tuple[str, int], TCPStore] = {}
+"""Stores of this process as rank 0, kept while it lives: another rank that joins again may be ahead of it."""
 
 
 def open_store(place: RankEnvironment, master: tuple[str, int], timeout_seconds: float) -> Store:
     """The store of these ranks, empty at first. Raises UserError where they do not meet in time."""
     host, port = master
     # torchrun's agent serves a store at the same address already.
-    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     timeout = datetime.timedelta(seconds=timeout_seconds)
     try:
-        store = TCPStore(
-            host, port, place.size, is_master=place.rank == 0 and not is_agents, timeout=timeout, multi_tenant=True
-        )
-        return PrefixStore(_name_of_attempt(store, place, timeout_seconds), store) if is_agents else store
+        store = _served.get(master) if serves else None
+        if store is None:
+            store = TCPStore(host, port, place.size, is_master=serves, timeout=timeout, multi_tenant=True)
+        if serves:
+            _served[master] = store
+        return PrefixStore(_name_of_attempt(store, place, timeout_seconds), store)
     except dist.DistError as error:
         raise not_met(place, master, error) from error
 
@@ -49,9 +53,10 @@ def not_met(place: RankEnvironment, master: tuple[str, int], error: Exception) -
 def _name_of_attempt(store: TCPStore, place: RankEnvironment, timeout_seconds: float) -> str:
     """A name that rank 0 has made up and every living rank knows.
 
-    With a fixed --master-port torchrun's store outlives the ranks, and those it starts again would find the addresses
-    of dead ones. The agents' counts of restarts need not be equal, so ranks agree: each asks under a name of its own,
-    to which only a rank 0 that lives can answer.
+    The store may be older than these ranks: they join again, or torchrun has started them again at a fixed
+    --master-port, whose store outlives them. They would find the addresses of an earlier time, of dead ones. The
+    agents' counts of restarts need not be equal, so ranks agree: each asks under a name of its own, to which only a
+    rank 0 that lives can answer.
     """
     own = uuid.uuid4().hex
     if place.rank > 0:

@@ -179,9 +179,8 @@ class RankGroup:
         return answer
 
     def _fail(self) -> NoReturn:
-        """A rank is gone: let the others end too, and show what the launcher says of it."""
-        for connection in self.connections:
-            connection.close()
+        """A rank is gone: the launcher ends the others too; show what it says."""
+        # Connections stay open: an innocent rank that found its own closed would fail by that, perhaps first.
         self.resume()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._launcher.wait(END_SECONDS)
