@@ -40,7 +40,7 @@ test:
 	$(SETUP)
 	@$(VENV_PYTHON) -m pytest -m 'not exhaustive' $(ARGS)
 
-# Every engine and number of ranks for every failure: most of an hour on two cores.
+# Every engine and number of ranks for every failure: over an hour on two cores.
 test-all:
 	$(SETUP)
 	@$(VENV_PYTHON) -m pytest $(ARGS)

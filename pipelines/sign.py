@@ -15,8 +15,8 @@ def sign() -> RunConfig:
 
     python -m pipelines train sign --data generated --ranks 2
 
-    Should take 5 minutes of training at about 100 images/s on two undisturbed cores, after a minute of rendering; not
-    measured at full length. 5600 crops of 400 scenes gave class-agnostic AP50 .80, of super-classes .70, on 60 scenes.
+    Takes 6 minutes of training at 87 images/s on two undisturbed cores, after a minute of rendering. Measured on the
+    200 validation scenes, one seed: AP50 regardless of class .932, of super-classes .915, of the 43 classes .231.
     """
     return RunConfig(
         task="sign",

@@ -23,7 +23,7 @@ EXHAUSTIVE = (
     r"test_surroundings\.py.*(horovod|-4-|\[4-|equal_rank_numbers|no_address|disagree|never_answers)",
     r"test_network_loss\.py.*(horovod|4-1-0|2-2-1|is_named)",
     r"test_reconnection\.py.*(4-|-4\])",
-    r"test_hierarchical\.py.*horovod",
+    r"test_hierarchical\.py.*(horovod|test_scenario_on_two_hosts)",
     r"test_horovod_wheel\.py(?!.*test_fact.*mpi)",
     r"test_wire_formats\.py.*(regression_converges|converges-horovod|resumes_to_the_bit|another_wire_format)",
     r"test_elastic\.py.*(back\[horovod|a_change_of_generation|when_told|last_commit\[torch|would_come_again)",
