@@ -40,6 +40,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perception.data.images import image_size, locate_images, read_image
+from perception.data.lane_folder import check_size
+from perception.data.lane_repair import repair_points
 from perception.data.lane_store import pack_lanes, pack_names, unpack_name
 from perception.data.sample import LaneSample, LaneTruth, ReadReport
 from perception.errors import UserError
@@ -52,8 +54,6 @@ _PLAIN_NUMBERS = re.compile(rb"[0-9eE+\-. \t\r]*\Z")
 _STREAM_NUMBER = re.compile(rb"[ \t\r\v\f]*((?>[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))(?![eE])")
 _LIST_LINE = re.compile(r"(?P<name>.*?\.(?:jpe?g|png|bmp|ppm|webp))(?:\s+(?P<columns>.*))?", re.IGNORECASE)
 _SPLIT_NAME = re.compile(r"test\d_(\w+)")
-# Labels of a smaller image reach far below a larger one's; official labels end at the last row.
-BELOW_IMAGE_TOLERANCE = 1.05
 
 
 @dataclass(frozen=True)
@@ -211,12 +211,7 @@ class CulaneDataset:
 
     def _truth(self, index: int, height: int, width: int) -> LaneTruth:
         name, lanes = unpack_name(self._names, index), self._lanes.lanes(index)
-        lowest = max((float(lane[0, 1]) for lane in lanes), default=0.0)
-        if lowest > BELOW_IMAGE_TOLERANCE * height:
-            raise UserError(
-                f"{self._folder / label_name(name)}: lanes reach down to y = {lowest:g}, the image is {height} pixels "
-                "high; use images and labels of one size"
-            )
+        check_size(lanes, height, f"{self._folder / label_name(name)}: lanes")
         return LaneTruth(name, height, width, lanes, None, self._category(index))
 
     def _category(self, index: int) -> str | None:
@@ -291,41 +286,7 @@ def _repaired_lane(line: bytes, where: str, report: ReadReport) -> NDArray[np.fl
         points = numbers[: len(numbers) // 2 * 2].reshape(-1, 2).astype(np.float32)
     if len(points) > 1 and (points[1:, 1] < points[:-1, 1]).all() and np.isfinite(points).all():
         return points  # as nearly every lane is
-    finite = np.isfinite(points).all(axis=1)
-    if not finite.all():
-        report.note("point that is not finite: dropped", where, int((~finite).sum()))
-        points = points[finite]
-    if len(points) > 1:
-        distinct = np.concatenate([[True], (np.diff(points, axis=0) != 0).any(axis=1)])
-        if not distinct.all():
-            report.note("consecutive duplicate point: dropped", where, int((~distinct).sum()))
-            points = points[distinct]
-    if len(points) > 1:
-        if points[-1, 1] > points[0, 1]:
-            report.note("points from top to bottom: reversed", where)
-            points = points[::-1]
-        falling = _longest_falling(points[:, 1])
-        if len(falling) != len(points):
-            report.note("point whose y does not fall: dropped", where, len(points) - len(falling))
-            points = points[falling]
-    if len(points) < 2:
-        report.note("lane with fewer than two points: dropped", where)
-        return None
-    return points
-
-
-def _longest_falling(y: NDArray[np.float32]) -> list[int]:
-    """Indices of the longest strictly falling subsequence of (K,) y."""
-    length, previous = np.ones(len(y), dtype=int), np.full(len(y), -1)
-    for i in range(1, len(y)):
-        above = np.flatnonzero(y[:i] > y[i])
-        if len(above):
-            previous[i] = above[np.argmax(length[above])]
-            length[i] = length[previous[i]] + 1
-    chain = [int(np.argmax(length))]
-    while previous[chain[-1]] >= 0:
-        chain.append(int(previous[chain[-1]]))
-    return chain[::-1]
+    return repair_points(points, where, report, in_sequence=True)
 
 
 def _is_number(token: bytes) -> bool:

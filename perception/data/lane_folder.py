@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perception.data.images import image_size, locate_images, read_image
 from perception.data.lane_store import pack_lanes, pack_names, unpack_name
-from perception.data.sample import LaneSample, LaneTruth, ReadReport
+from perception.data.sample import Lane, LaneSample, LaneTruth, ReadReport
 from perception.errors import UserError
 
 # Labels of a smaller image reach far below a larger one's; labels of the right one end at the last row or just below.
@@ -66,14 +66,19 @@ class LaneFolder:
 
     def _truth(self, index: int, height: int, width: int) -> LaneTruth:
         name, lanes = unpack_name(self._names, index), self._lanes.lanes(index)
-        lowest = max((float(lane[0, 1]) for lane in lanes), default=0.0)
-        if lowest > BELOW_IMAGE_TOLERANCE * height:
-            raise UserError(
-                f"{self._folder / name}: its lanes reach down to y = {lowest:g}, the image is {height} pixels high; "
-                "use images and labels of one size"
-            )
+        check_size(lanes, height, f"{self._folder / name}: its lanes")
         return LaneTruth(name, height, width, lanes)
 
     def _image_path(self, index: int) -> Path | None:
         name = unpack_name(self._image_names, index)
         return self._folder / name if name else None
+
+
+def check_size(lanes: Sequence[Lane], height: int, whose: str) -> None:
+    """Raise UserError, which begins with `whose`, where lanes are those of a larger image than `height` pixels."""
+    lowest = max((float(lane[0, 1]) for lane in lanes), default=0.0)
+    if lowest > BELOW_IMAGE_TOLERANCE * height:
+        raise UserError(
+            f"{whose} reach down to y = {lowest:g}, the image is {height} pixels high; "
+            "use images and labels of one size"
+        )

@@ -20,8 +20,13 @@ from numpy.typing import NDArray
 from perception.data.sample import ReadReport
 
 
-def repair_points(points: NDArray[np.float32], where: str, report: ReadReport) -> NDArray[np.float32] | None:
-    """(K, 2) points by the table above; None where no lane is left."""
+def repair_points(
+    points: NDArray[np.float32], where: str, report: ReadReport, in_sequence: bool = False
+) -> NDArray[np.float32] | None:
+    """(K, 2) points by the table above; None where no lane is left.
+
+    `in_sequence`: the format lists points along the lane, so they are never ordered anew.
+    """
     finite = np.isfinite(points).all(axis=1)
     if not finite.all():
         report.note("point that is not finite: dropped", where, int((~finite).sum()))
@@ -32,16 +37,16 @@ def repair_points(points: NDArray[np.float32], where: str, report: ReadReport) -
             report.note("consecutive duplicate point: dropped", where, int((~distinct).sum()))
             points = points[distinct]
     if len(points) > 1:
-        points = _falling(points, where, report)
+        points = _falling(points, where, report, in_sequence)
     if len(points) < 2:
         report.note("lane with fewer than two points: dropped", where)
         return None
     return points
 
 
-def _falling(points: NDArray[np.float32], where: str, report: ReadReport) -> NDArray[np.float32]:
+def _falling(points: NDArray[np.float32], where: str, report: ReadReport, in_sequence: bool) -> NDArray[np.float32]:
     rises = np.diff(points[:, 1]) > 0
-    if rises.any() and not rises.all():
+    if rises.any() and not rises.all() and not in_sequence:
         in_order = points[np.argsort(-points[:, 1], kind="stable")]
         if _length(in_order) < 0.999 * _length(points):
             report.note("points in no order: ordered by y", where)

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perception.data.culane import (
-    BELOW_IMAGE_TOLERANCE,
     TEST_SPLIT_FOLDER,
     ListEntry,
     label_name,
@@ -24,6 +23,7 @@ from perception.data.culane import (
     split_category,
 )
 from perception.data.images import IMAGE_SUFFIXES
+from perception.data.lane_folder import BELOW_IMAGE_TOLERANCE
 from perception.data.sample import LanePrediction, LaneTruth, ReadReport
 from perception.data.tusimple import TusimpleRecord, read_tusimple_file
 from perception.errors import UserError

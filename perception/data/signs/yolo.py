@@ -122,12 +122,8 @@ def _yaml_file(folder: Path) -> Path | None:
 
 
 def _read_yaml(path: Path, report: ReadReport) -> dict[str, Any]:
-    try:
-        import yaml  # type: ignore[import-untyped]  # only this format needs it
-    except ImportError:
-        raise UserError(
-            f"{path}: reading it needs PyYAML: pip install pyyaml, or name the classes in classes.txt"
-        ) from None
+    import yaml  # Only this format needs it.
+
     text = read_text(path, "YOLO data file", report)
     try:
         # Plain texts only: no dates, no truth values from a class called no, no objects.
