@@ -92,6 +92,9 @@ class TrainConfig:
     checkpoint_every_steps: int = 500
     evaluate_every_steps: int = 0
     """0: only at the end."""
+    target_metric: str = ""
+    """The run ends at the first evaluation in which this metric of the validation reaches `target_value`."""
+    target_value: float = 0.0
     keep_checkpoints: int = 2
     """Newest checkpoints kept beside the best."""
     num_threads_per_rank: int = 0

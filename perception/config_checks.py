@@ -15,6 +15,12 @@ FORMATS: dict[str, tuple[str, ...]] = {
 }
 """A task → what `data.format` may be."""
 
+TARGETS: dict[str, tuple[str, ...]] = {
+    "lane": ("culane_f1_50", "culane_f1_75", "culane_mf1", "tusimple_accuracy"),
+    "sign": ("ap50_class_agnostic", "ap50_superclass", "ap50", "ap"),
+}
+"""A task → the metrics of its validation that a run may aim at; more is better in all of them."""
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "model.stem": ("conv", "conv3", "patch"),
     "optim.lr_scaling": ("sqrt", "linear", "none"),
@@ -115,6 +121,10 @@ def check_values(model: LaneModelConfig | SignModelConfig, values: Mapping[str, 
     for name, value in values.items():
         if (name.endswith("_probability") or name in _SHARES) and not 0 <= value <= 1:
             raise UserError(f"{name} = {value}: must be between 0 and 1")
+    targets = TARGETS[values["task"]]
+    if values["train.target_metric"] not in ("", *targets):
+        found = values["train.target_metric"]
+        raise UserError(f'train.target_metric = "{found}" is unknown{nearest(found, targets)}')
     if len(model.backbone_widths) != 4 or len(model.backbone_blocks) != 4:
         raise UserError("model.backbone_widths and model.backbone_blocks: must have 4 values, one a stage")
     smallest, largest = values["augment.scale_range"]

@@ -60,6 +60,11 @@ class RunFolder:
         return self.path / "result.json"
 
     @property
+    def control(self) -> Path:
+        """What whoever watches the run orders: see `stopping.StopOrder`."""
+        return self.path / "control.json"
+
+    @property
     def scaling(self) -> Path:
         """Short measurements on one rank, all ranks and independent processes, where they were asked for."""
         return self.path / "scaling.json"

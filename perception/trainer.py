@@ -26,13 +26,13 @@ from perception.evaluation import autocast, evaluate
 from perception.optimizer import build_optimizer, use_bf16
 from perception.run_folder import RunFolder
 from perception.step_clock import CAUSES, RankMeans, StepClock, timer_for
-from perception.stopping import StopRequest
+from perception.stopping import StopOrder, StopRequest
 from perception.tasks import Task
 from perception.telemetry import Telemetry, memory_bytes
 from perception.trace import StepTrace
 
 NUM_EXTRAS = 16
-"""Numbers that travel with the gradients: loss terms first, then objects left out and stop requests.
+"""Numbers that travel with the gradients: loss terms first, then objects left out, orders and requests to stop.
 
 Behind them come the times of the step before.
 """
@@ -62,6 +62,8 @@ class Outcome:
     images_per_second: float
     rank_means: RankMeans
     """Where the time of the steps went."""
+    target_reached: bool
+    """`train.target_metric` was aimed at, and the last evaluation reached it."""
 
 
 class Trainer:
@@ -97,6 +99,9 @@ class Trainer:
         self.average = MovingAverage(self.model) if config.optim.ema_decay_samples else None
         self.progress = Progress()
         self.losses: list[str] = []
+        self.order = StopOrder(folder.control, communicator.is_first)
+        self.figures: dict[str, float] = {}
+        """Of the latest evaluation since this part of the run began."""
         self.last_step_unix_seconds = time.time()
         self.resumed_from: Checkpoint | None = None
         """Known to the first rank only, which alone writes."""
@@ -178,6 +183,9 @@ class Trainer:
             if progress.nonfinite_steps > config.max_nonfinite_steps:
                 status, cause = "diverged", f"{progress.nonfinite_steps} steps with inf or NaN gradients"
                 break
+            if log["stop_orders"] > 0:
+                status, cause = "pruned", self.order.cause
+                break
             if log["stop_requests"] > 0:
                 status, cause = "preempted", stop.cause or "another rank was asked to stop"
                 break
@@ -185,6 +193,9 @@ class Trainer:
                 break
             evaluating = config.evaluate_every_steps and progress.step % config.evaluate_every_steps == 0
             figures = self._evaluate(progress.step) if evaluating else None
+            if self._is_target_reached(figures):
+                status, cause = "target_reached", self._target()
+                break
             if figures or progress.step % config.checkpoint_every_steps == 0:
                 checkpoint = self._save(figures)
         if trace.is_due:
@@ -192,19 +203,23 @@ class Trainer:
         leftover = max(0, config.num_samples - progress.samples)
         if status == "finished" and leftover:
             self.telemetry.say(f"{leftover} of {config.num_samples} samples not trained on: fewer than ranks")
-        metrics: dict[str, float] = self._evaluate(progress.step) if status == "finished" else {}
+        if status == "finished" and self._is_target_reached(self._evaluate(progress.step)):
+            status, cause = "target_reached", self._target()
+        evaluated = status in ("finished", "target_reached")
         if status != "diverged":
-            checkpoint = self._save(metrics or None)
+            checkpoint = self._save(self.figures if evaluated else None)
         return Outcome(
             status,
             cause,
-            metrics,
+            # A pruned run is told by what it had reached.
+            self.figures if evaluated or status == "pruned" else {},
             checkpoint,
             weights_digest([self.model.state_dict(), self.average.tensors if self.average else {}]),
             self.averaged_model(),
             progress,
             clock.images_per_second,
             self.rank_means,
+            status == "target_reached",
         )
 
     def step(self, batches: Iterator[Any], count: int, clock: StepClock, stop: StopRequest) -> dict[str, float]:
@@ -275,20 +290,22 @@ class Trainer:
         stopping = stop.is_due(self.progress.step + 1, self.config.train.checkpoint_every_steps)
         extras = torch.zeros(self.reducer.num_extras, device=self.device)
         extras[: len(sums)] = torch.stack(list(sums.values()))
-        others = [float(left_out), float(stopping), *self.rank_means.to_send(clock.latest)]
-        extras[NUM_EXTRAS - 2 :] = torch.tensor(others)
+        endings = [float(self.order.is_given()), float(stopping)]
+        others = [float(left_out), *endings, *self.rank_means.to_send(clock.latest)]
+        extras[NUM_EXTRAS - 3 :] = torch.tensor(others)
         return extras, names
 
     def _averaged(self, reduction: Reduction, rate: float, clock: StepClock) -> dict[str, float]:
         values = reduction.extras.tolist()
         log = {name: value / reduction.weight for name, value in zip(self.losses, values, strict=False)}
-        left_out, stop_requests = values[NUM_EXTRAS - 2 : NUM_EXTRAS]
+        left_out, stop_orders, stop_requests = values[NUM_EXTRAS - 3 : NUM_EXTRAS]
         log.update(
             samples=float(self.progress.samples),
             lr=rate,
             grad_norm=reduction.grad_norm,
             left_out=left_out,
             nonfinite_steps=float(self.progress.nonfinite_steps),
+            stop_orders=stop_orders,
             stop_requests=stop_requests,
         )
         times = self.rank_means.receive(values[NUM_EXTRAS:]) or clock.latest
@@ -318,10 +335,21 @@ class Trainer:
             self.config.train.batch_size_per_rank,
             self.bf16,
         )
-        self.telemetry.log(step, {f"validation/{name}": value for name, value in figures.items()})
+        # By samples and seconds a sweep compares runs, of whatever batch.
+        reached = {"samples": self.progress.samples, "seconds": self.progress.seconds}
+        self.telemetry.log(step, reached | {f"validation/{name}": value for name, value in figures.items()})
         primary = self.task.primary_metric
         self.telemetry.say(f"step {step}: {primary} {figures[primary]:.4f} on {len(self.sources.validation)} images")
+        self.figures = figures
         return figures
+
+    def _is_target_reached(self, figures: Mapping[str, float] | None) -> bool:
+        train = self.config.train
+        return bool(figures and train.target_metric and figures[train.target_metric] >= train.target_value)
+
+    def _target(self) -> str:
+        train = self.config.train
+        return f"{train.target_metric} {self.figures[train.target_metric]:.4f} >= {train.target_value}"
 
     def _save(self, metrics: dict[str, float] | None) -> Checkpoint | None:
         """Collect all ranks' local state; the first rank writes. All ranks learn of a failure."""

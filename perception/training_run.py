@@ -39,7 +39,7 @@ from perception.tasks import Task, task_for
 from perception.telemetry import RunTelemetry, SilentTelemetry, Telemetry
 from perception.trainer import Outcome, Trainer
 
-EXIT_CODES = {"finished": 0, "preempted": EXIT_PREEMPTED, "diverged": EXIT_CRASH}
+EXIT_CODES = {"finished": 0, "target_reached": 0, "pruned": 0, "preempted": EXIT_PREEMPTED, "diverged": EXIT_CRASH}
 
 
 def run_training(config: RunConfig, folder: Path, resume: bool) -> int:
@@ -71,7 +71,7 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> int:
     if resume:
         trainer.resume()
         if communicator.broadcast_object(_is_complete(trainer) if communicator.is_first else None):
-            telemetry.say(f"{run_folder.result}: the run has finished already; nothing was changed")
+            telemetry.say(f"{run_folder.result}: the run has ended already; nothing was changed")
             communicator.shutdown()
             return 0
     # A run that was stopped before its first checkpoint begins again as it began.
@@ -178,11 +178,16 @@ def _together(communicator: Communicator, work: Any, everywhere: bool = False) -
 
 
 def _is_complete(trainer: Trainer) -> bool:
-    """Nothing is left to train, and the result says so."""
-    if trainer.config.train.num_samples - trainer.progress.samples >= trainer.communicator.size:
-        return False
+    """The result says that the run ended, and what ended it still holds."""
+    train = trainer.config.train
     try:
-        return bool(json.loads(trainer.folder.result.read_text())["status"] == "finished")
+        result = json.loads(trainer.folder.result.read_text())
+        if result["status"] == "pruned":
+            return trainer.folder.control.exists()
+        if result["status"] == "target_reached" and train.target_metric:
+            return bool(result["metrics"][train.target_metric] >= train.target_value)
+        trained = train.num_samples - trainer.progress.samples < trainer.communicator.size
+        return trained and result["status"] in ("finished", "target_reached")
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -258,10 +263,23 @@ def _manifest(samples: LabelledImages, task: Task, communicator: Communicator) -
     return {"images": len(samples), "manifest_sha256_sum": combined_manifest(shares)}
 
 
+def _target(trainer: Trainer, outcome: Outcome) -> dict[str, Any] | None:
+    """Time to accuracy; evaluations are part of the time."""
+    train, progress = trainer.config.train, outcome.progress
+    if not train.target_metric:
+        return None
+    return {
+        "metric": train.target_metric,
+        "value": train.target_value,
+        "reached_seconds": progress.seconds if outcome.target_reached else None,
+        "reached_samples": progress.samples if outcome.target_reached else None,
+    }
+
+
 def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder, stop: StopRequest) -> None:
     say = trainer.telemetry.say
     pictures = []
-    if outcome.status == "finished":
+    if outcome.status in ("finished", "target_reached"):
         draw_contact_sheet(folder.contact_sheet, trainer.task, outcome.model, trainer.sources.validation)
         pictures.append(folder.contact_sheet.name)
     checkpoint = outcome.checkpoint
@@ -286,6 +304,7 @@ def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder, stop: StopR
             "sha256": checkpoint.sha256 if checkpoint else None,
             "weights_sha256": outcome.weights_sha256,
         },
+        "target": _target(trainer, outcome),
         "seconds": outcome.progress.seconds,
         "samples": outcome.progress.samples,
         "steps": outcome.progress.step,

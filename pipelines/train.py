@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import os
 import sys
 from pathlib import Path
@@ -37,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure-scaling", action="store_true", help="first compare one rank, all, and independent ones"
     )
+    parser.add_argument(
+        "--target", metavar="NAME=VALUE", help="end when the validation reaches it, e.g. f1=0.8; tells time to accuracy"
+    )
     parser.add_argument("--trace-steps", type=int, metavar="N", help="write trace.json of N steps of every rank")
     parser.add_argument("--tuned", action="store_true", help="take the settings that `tune` found for this case")
     parser.add_argument("--tuned-from", type=Path, metavar="FILE", help="the same, from what `tune --out FILE` wrote")
@@ -55,6 +59,9 @@ def run(options: argparse.Namespace) -> int:
     config = _configure(options)
     ranks = options.ranks if options.ranks is not None else max(1, config.distributed.num_ranks)
     _check_ranks(options, place, ranks)
+    if options.target is not None:
+        options.set = [*options.set, *target_assignments(options.target, config, max(ranks, place.size))]
+        config = _configure(options)
     if options.tuned or options.tuned_from is not None:
         config = _with_tuned(options, config, place, ranks)
     resume = options.resume or options.resume_if_possible
@@ -73,6 +80,27 @@ def run(options: argparse.Namespace) -> int:
     if options.elastic_min_ranks is not None:
         return _train_elastically(options, config, folder, ranks)
     return _launch(options, config, folder, ranks)
+
+
+TARGET_NAMES = {"f1": "culane_f1_50", "accuracy": "tusimple_accuracy", "ap50": "ap50", "ap": "ap"}
+"""Short names of metrics that a run may aim at."""
+EVALUATIONS_TO_TARGET = 20
+
+
+def target_assignments(text: str, config: RunConfig, ranks: int) -> list[str]:
+    """`--target NAME=VALUE` as settings; where none say when to evaluate, twenty times in the run."""
+    name, separator, value = (part.strip() for part in text.partition("="))
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not separator or not math.isfinite(number):
+        raise UserError(f"--target {text}: write it as NAME=VALUE, e.g. f1=0.8")
+    assignments = [f"train.target_metric={TARGET_NAMES.get(name, name)}", f"train.target_value={number}"]
+    if not config.train.evaluate_every_steps:
+        steps = config.train.num_samples / config.train.global_batch_on(ranks)
+        assignments.append(f"train.evaluate_every_steps={max(1, round(steps / EVALUATIONS_TO_TARGET))}")
+    return assignments
 
 
 def _check_ranks(options: argparse.Namespace, place: RankEnvironment, ranks: int) -> None:
