@@ -10,7 +10,7 @@ from perception.errors import UserError, nearest
 from perception.model_config import LaneModelConfig, SignModelConfig
 
 FORMATS: dict[str, tuple[str, ...]] = {
-    "lane": ("auto", "generated", "tusimple", "culane", "llamas", "curvelanes"),
+    "lane": ("auto", "generated", "tusimple", "culane", "llamas", "curvelanes", "openlane", "vil100", "bdd100k_lanes"),
     "sign": ("auto", "generated", "gtsdb", "gtsrb", "tt100k", "mapillary", "lisa", "bdd100k", "coco", "yolo", "voc"),
 }
 """A task → what `data.format` may be."""

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from perception.data.bdd100k_lanes import is_bdd100k_lanes, read_bdd100k_lanes
 from perception.data.culane import TEST_SPLIT_FOLDER, CulaneDataset
 from perception.data.curvelanes import is_curvelanes, read_curvelanes
 from perception.data.llamas import is_llamas, read_llamas
+from perception.data.openlane import is_openlane, read_openlane
 from perception.data.sample import LaneDataset
 from perception.data.tusimple import TusimpleDataset
+from perception.data.vil100 import is_vil100, read_vil100
 from perception.errors import MissingListError, UserError, nearest
 
-# Formats with a JSON file an image: how a folder of each is recognised and read.
-_JSON_FORMATS = {"llamas": (is_llamas, read_llamas), "curvelanes": (is_curvelanes, read_curvelanes)}
+# Formats of JSON labels: how a folder of each is recognised and read.
+_JSON_FORMATS: dict[str, tuple[Callable[[Path], bool], Callable[[Path, str, str, bool], LaneDataset]]] = {
+    "llamas": (is_llamas, read_llamas),
+    "curvelanes": (is_curvelanes, read_curvelanes),
+    "openlane": (is_openlane, read_openlane),
+    "vil100": (is_vil100, read_vil100),
+    "bdd100k_lanes": (is_bdd100k_lanes, read_bdd100k_lanes),
+}
 FORMATS = ("auto", "tusimple", "culane", *_JSON_FORMATS)
 SPLITS = ("train", "validation", "test")
 
@@ -36,12 +46,12 @@ def open_lane_dataset(
     split: str = "train",
     images_required: bool = True,
 ) -> LaneDataset:
-    """Open a TuSimple, CULane, LLAMAS or CurveLanes folder.
+    """Open the folder of a lane data set in one of `FORMATS`.
 
-    `list_name` is a label file (TuSimple), list file (CULane, CurveLanes) or a folder of them (LLAMAS: of labels),
-    relative to `folder`; one of "train", "validation", "test" means that split's official one; empty: that of `split`.
-    What the reader repaired or dropped is in `.report`. Raises UserError for a missing or unknown
-    folder, a missing or empty list, missing labels and, if required, missing images; its kind
+    `list_name` is a label file (TuSimple, BDD100K), list file (CULane, CurveLanes, VIL-100) or a folder of them
+    (LLAMAS, OpenLane: of labels), relative to `folder`; one of "train", "validation", "test" means that split's
+    official one; empty: that of `split`. What the reader repaired or dropped is in `.report`. Raises UserError for a
+    missing or unknown folder, a missing or empty list, missing labels and, if required, missing images; its kind
     MissingListError where no list was named and the folder has none for the split.
     """
     root = Path(folder)

@@ -13,13 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sign_files import write_text
 
+from perception.data.bdd100k_lanes import read_bdd100k_lanes
 from perception.data.curvelanes import read_curvelanes
 from perception.data.llamas import read_llamas
+from perception.data.openlane import read_openlane
 from perception.data.signs.bdd100k import read_bdd100k
 from perception.data.signs.gtsrb import read_gtsrb
 from perception.data.signs.lisa import read_lisa
 from perception.data.signs.mapillary import read_mapillary
 from perception.data.signs.tt100k import read_tt100k
+from perception.data.vil100 import read_vil100
 from perception.errors import UserError
 
 BOX = {"xmin": 1.5, "ymin": 2, "xmax": 30, "ymax": 40}
@@ -69,7 +72,35 @@ JSON_FORMATS: dict[str, tuple[Callable[..., Any], str, Any]] = {
         "train/labels/a.lines.json",
         {"Lines": [[{"x": "1", "y": "9"}, {"x": "2", "y": "5"}, {"x": "4", "y": "7"}]]},
     ),
+    "openlane": (
+        read_openlane,
+        "lane3d_1000/training/s/1.json",
+        {"file_path": "training/s/1.jpg", "lane_lines": [{"category": 2, "uv": [[1, 2, 4], [9, 5, 7]]}]},
+    ),
+    "vil100": (
+        read_vil100,
+        "Json/v/0.jpg.json",
+        {"info": {"height": 60, "width": 80}, "annotations": {"lane": [{"points": [[1, 9], [2, 5]]}]}},
+    ),
+    "bdd100k_lanes": (
+        read_bdd100k_lanes,
+        "labels/lane/polygons/lane_train.json",
+        [
+            {
+                "name": "a.jpg",
+                "labels": [
+                    {
+                        "category": "single white",
+                        "attributes": {"laneDirection": "parallel", "laneStyle": "solid"},
+                        "poly2d": [{"vertices": [[1, 9], [2, 5], [3, 3], [4, 1]], "types": "LCCC", "closed": False}],
+                    }
+                ],
+            }
+        ],
+    ),
 }
+LISTS = {"mapillary": ("splits/train.txt", "a\n"), "vil100": ("data/train.txt", "/JPEGImages/v/0.jpg\n")}
+"""Beside the labels: the list by which a format names its images."""
 CSV_FORMATS: dict[str, tuple[Callable[..., Any], str, list[list[str]]]] = {
     "gtsrb": (
         read_gtsrb,
@@ -170,8 +201,8 @@ def test_a_value_replaced_in_json(tmp_path_factory: pytest.TempPathFactory, name
     folder = tmp_path_factory.mktemp(name)
     damaged = replaced(raw, data.draw(st.sampled_from(places(raw))), data.draw(JUNK))
     write_text(folder / file, json.dumps(damaged))
-    if name == "mapillary":
-        write_text(folder / "splits/train.txt", "a\n")
+    if name in LISTS:
+        write_text(folder / LISTS[name][0], LISTS[name][1])
     if name == "llamas":
         (folder / "color_images").mkdir()
     reads_or_tells(read, folder)
@@ -203,8 +234,8 @@ def test_a_file_cut_short(tmp_path_factory: pytest.TempPathFactory, name: str, d
         text = "\n".join(";".join(row) for row in rows)
     end = data.draw(st.integers(0, len(text) - 1))
     write_text(folder / file, text[:end])
-    if name == "mapillary":
-        write_text(folder / "splits/train.txt", "a\n")
+    if name in LISTS:
+        write_text(folder / LISTS[name][0], LISTS[name][1])
     if name in JSON_FORMATS:
         with pytest.raises(UserError):
             read(folder, "other" if name == "tt100k" else "train", images_required=False)
