@@ -24,7 +24,7 @@ from perception.model_config import LaneModelConfig, SignModelConfig
 @dataclass(frozen=True)
 class DataConfig:
     source: str = "generated"
-    """"generated", or the folder of a data set in its official layout."""
+    """"generated", the folder of a data set in its official layout, or of lanes a file.toml that mixes several."""
     format: str = "auto"
     """auto, generated, or a folder's format: see `config_checks.FORMATS`."""
     train_list: str = ""

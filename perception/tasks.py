@@ -15,6 +15,7 @@ from perception.config import RunConfig
 from perception.data import lane_targets
 from perception.data.augment import LaneAugmenter
 from perception.data.lane_targets import LaneBatch, LaneExample, SampleKey
+from perception.data.mixture import MixedLanes
 from perception.data.sample import LaneDataset, LanePrediction, LaneSample, LaneTruth, ReadReport
 from perception.data.signs.classes import GTSDB_CLASSES
 from perception.errors import UserError, nearest
@@ -116,8 +117,8 @@ class LaneTask:
     def build_model(self) -> LaneModel:
         return LaneModel(self.model_config)
 
-    def frequencies(self, samples: LaneDataset) -> None:
-        return None
+    def frequencies(self, samples: LaneDataset) -> NDArray[np.float64] | None:
+        return samples.frequencies if isinstance(samples, MixedLanes) else None
 
     def objects(self, report: ReadReport) -> str:
         return f"{report.lanes} lanes"

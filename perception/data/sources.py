@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from perception.config import DataConfig
+from perception.data import mixture
+from perception.data.mixture import MixedLanes, read_mixture
 from perception.data.open import open_lane_dataset
 from perception.data.packed import PackedScenes, prepare_chunks, scenes_folder
 from perception.data.sample import ReadReport
@@ -54,6 +56,9 @@ def prepare_sources(
     config: DataConfig, task: str, share: tuple[int, int], progress: Callable[[int, int], None]
 ) -> None:
     """Render what is missing of the generated scenes; `share` = (rank, size) among the ranks of this host."""
+    if is_mixture(config):
+        for part in _mixed(config, task):
+            prepare_sources(part, task, share, progress)
     if config.source != "generated":
         return
     if config.num_validation_scenes > FIRST_TRAINING_SCENE:
@@ -69,6 +74,8 @@ def prepare_sources(
 
 def open_sources(config: DataConfig, task: str) -> Sources:
     """Open training and validation data; UserError names what is missing."""
+    if is_mixture(config):
+        return _open_mixture(config, task)
     if config.source == "generated":
         folder, scenes = _generated_folder(config, task), PackedSignScenes if task == "sign" else PackedScenes
         return Sources(
@@ -92,6 +99,45 @@ def open_sources(config: DataConfig, task: str) -> Sources:
         notes = (*notes, *_notes_on_classes(train, validation))
         train = CachedImages(train, config.image_cache_mib << 20) if config.image_cache_mib else train
     return Sources(train, validation, notes)
+
+
+def is_mixture(config: DataConfig) -> bool:
+    return config.source.endswith(mixture.SUFFIX)
+
+
+def _mixed(config: DataConfig, task: str) -> list[DataConfig]:
+    """Each part of a mixture as it would be configured alone."""
+    if task != "lane":
+        raise UserError(f"data.source = {config.source}: only lane data can be mixed; give one folder of signs")
+    for name in ("train_list", "validation_list"):
+        if getattr(config, name):
+            raise UserError(f"data.{name} = {getattr(config, name)}: each part of {config.source} has its own there")
+    return [
+        replace(
+            config,
+            source=part.source,
+            format=part.format,
+            train_list=part.train_list,
+            validation_list=part.validation_list,
+        )
+        for part in read_mixture(Path(config.source))
+    ]
+
+
+def _open_mixture(config: DataConfig, task: str) -> Sources:
+    parts = list(zip(read_mixture(Path(config.source)), _mixed(config, task), strict=True))
+    opened = [(part, open_sources(alone, task)) for part, alone in parts]
+    notes = [f"{part.source}: weight {part.weight:g}, {len(sources.train)} images" for part, sources in opened]
+    # A part without a validation list is not evaluated on what it trains on, unless all are so.
+    validation = [(part, sources.validation) for part, sources in opened if sources.validation is not sources.train]
+    if validation:
+        left_out = [part.source for part, sources in opened if sources.validation is sources.train]
+        notes += [f"{source}: no validation list, so it is not evaluated" for source in left_out]
+    else:
+        validation = [(part, sources.validation) for part, sources in opened]
+        notes.append(f"{config.source}: no part has a validation list, so {_FIT_CHECK}")
+    train = MixedLanes([(part, sources.train) for part, sources in opened])
+    return Sources(train, MixedLanes(validation), tuple(notes))
 
 
 def user_cache() -> Path:
