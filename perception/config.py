@@ -127,6 +127,9 @@ class DistributedConfig:
     """Horovod copies what is ready at once together, up to this size; 0: never, buckets are fused already."""
     local_reduction: str = "auto"
     """How ranks of one host reduce: shared_memory, engine, or auto: shared memory on CPUs where it can be had."""
+    shared_update: str = "auto"
+    """Do ranks of one host share the optimizer's work, on one copy of the parameters: on, off, or auto: on CPUs where
+    memory can be shared. Weights are the same to the bit."""
     wire_format: str = "fp32"
     """What fp32 gradients travel as: fp32, fp16, bf16, or powersgd (low rank, with error feedback)."""
     powersgd_rank: int = 4

@@ -28,6 +28,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "distributed.engine": ("auto", "horovod", "torch", "solo"),
     "distributed.transport": ("auto", "mpi", "gloo", "nccl"),
     "distributed.local_reduction": ("auto", "shared_memory", "engine"),
+    "distributed.shared_update": ("auto", "on", "off"),
     "distributed.wire_format": ("fp32", "fp16", "bf16", "powersgd"),
 }
 

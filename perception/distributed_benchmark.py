@@ -183,9 +183,11 @@ class _Process:
                 return baselines.plain_step(model, optimizer, loss, **settings)
 
     def _our_step(self, model: Any, optimizer: Any, loss: Any) -> Callable[[Any], float]:
-        from perception.distributed import distribute
+        from perception.distributed import distribute, share_update
 
-        reducer = distribute(model, optimizer, self.communicator, DistributedConfig(**self.job.distributed))
+        config = DistributedConfig(**self.job.distributed)
+        reducer = distribute(model, optimizer, self.communicator, config)
+        update = share_update(model, optimizer, reducer, self.communicator, config)
         num_samples, global_samples = self.job.batch_size, self.job.batch_size * self.communicator.size
 
         def step(batch: Any) -> float:
@@ -193,6 +195,7 @@ class _Process:
             reducer.backward(loss(model, batch), num_samples, global_samples=global_samples)
             reduction = reducer.finish()
             optimizer.step()
+            update.settle()
             return reduction.wait_seconds
 
         return step

@@ -18,7 +18,7 @@ from perception.config import RunConfig, TrainConfig, from_json, to_json
 from perception.data.loader import training_batches
 from perception.data.sources import Sources
 from perception.data.stream import micro_batches, step_positions
-from perception.distributed import Communicator, Reduction, distribute, synchronise_batch_norm
+from perception.distributed import Communicator, Reduction, distribute, share_update, synchronise_batch_norm
 from perception.distributed.state import weights_digest
 from perception.ema import MovingAverage
 from perception.errors import UserError
@@ -96,7 +96,11 @@ class Trainer:
         self.rank_means = RankMeans(communicator.rank, communicator.size, self.device.type == "cuda")
         num_extras = NUM_EXTRAS + self.rank_means.num_values
         self.reducer = distribute(self.model, self.optimizer, communicator, config.distributed, num_extras)
-        self.average = MovingAverage(self.model) if config.optim.ema_decay_samples else None
+        with_averages = config.optim.ema_decay_samples > 0
+        self.update = share_update(
+            self.model, self.optimizer, self.reducer, communicator, config.distributed, with_averages
+        )
+        self.average = MovingAverage(self.model, self.update) if with_averages else None
         self.progress = Progress()
         self.losses: list[str] = []
         self.order = StopOrder(folder.control, communicator.is_first)
@@ -122,7 +126,7 @@ class Trainer:
                 f"{path}: holds model {stored.name} of other settings; resume with the run's own config.json"
             )
         self.model.load_state_dict(content["model"])
-        self.optimizer.load_state_dict(content["optimizer"])
+        self.update.load_optimizer_state(content["optimizer"])
         if self.average is not None:
             self.average.load(content["average"])
         elif content["average"]:
@@ -149,7 +153,8 @@ class Trainer:
         """Begin with a trained model's weights instead of random ones."""
         self.model.load_state_dict(weights)
         if self.average is not None:
-            self.average = MovingAverage(self.model)
+            self.average.restart(self.model)
+        self.update.settle()
 
     def run(self, stop: StopRequest, after_first_step: Callable[[], None] = lambda: None) -> Outcome:
         """Train to the end, or to a stop that the ranks agree on at a step boundary."""
@@ -244,6 +249,7 @@ class Trainer:
                 if self.average is not None:
                     decay = schedule.ema_decay(self.config.optim, progress.samples, count, num_samples)
                     self.average.update(self.model, decay)
+                self.update.settle()
         else:
             progress.nonfinite_steps += 1
             # The forward pass has moved batch-norm statistics already, and may have spoilt them for good.
@@ -355,6 +361,7 @@ class Trainer:
         """Collect all ranks' local state; the first rank writes. All ranks learn of a failure."""
         local = self._gather_local()
         averaged = self.averaged_model().state_dict()
+        optimizer = self.update.optimizer_state()
         failure: str | None = None
         checkpoint: Checkpoint | None = None
         if self.communicator.is_first:
@@ -365,7 +372,7 @@ class Trainer:
                 "nonfinite_steps": self.progress.nonfinite_steps,
                 "seconds": self.progress.seconds,
                 "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
+                "optimizer": optimizer,
                 "average": self.average.tensors if self.average else {},
                 "averaged_model": averaged,
                 "gradient_order": list(self.reducer.order or []),

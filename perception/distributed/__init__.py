@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from perception.distributed.environment import rank_environment as rank_environment
     from perception.distributed.reduction import Reducer as Reducer
     from perception.distributed.reduction import Reduction as Reduction
+    from perception.distributed.shared_update import Update as Update
+    from perception.distributed.shared_update import share_update as share_update
     from perception.distributed.start import connect as connect
     from perception.distributed.start import distribute as distribute
 
@@ -37,6 +39,8 @@ _HOME = {
     "rank_environment": "environment",
     "Reducer": "reduction",
     "Reduction": "reduction",
+    "Update": "shared_update",
+    "share_update": "shared_update",
 }
 
 __all__ = sorted(_HOME)

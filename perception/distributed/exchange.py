@@ -66,6 +66,13 @@ class Exchange(Protocol):
     def set_buckets(self, buckets: Sequence[Bucket]) -> None:
         """Name the ranges to be exchanged from now on; no exchange may be under way."""
 
+    def leave_sums(self) -> dict[torch.dtype, Tensor] | None:
+        """From now on sums of gradients need to be in one place only, where every rank can read them.
+
+        Returns this place, laid out as what `allocate` gave; None where each rank gets the sums all the same. Called
+        on all ranks between steps.
+        """
+
     def start(self, index: int) -> None:
         """This rank's part of bucket `index` is complete and may be changed from now on."""
 
@@ -115,6 +122,9 @@ class EngineExchange:
             dtype = dtype_on_wire(self._communicator, bucket.buffer.dtype, self._wire_format)
             same = dtype is bucket.buffer.dtype
             self._wires.append(None if same else torch.zeros_like(bucket.gradients, dtype=dtype))
+
+    def leave_sums(self) -> dict[torch.dtype, Tensor] | None:
+        return None
 
     def start(self, index: int) -> None:
         bucket, wire = self._buckets[index], self._wires[index]

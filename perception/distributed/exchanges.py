@@ -67,7 +67,7 @@ def _shared_arenas(
     if config.local_reduction == "engine":
         return None
     neighbours = communicator.neighbours()
-    own = _cannot_share_gradients(communicator) or _cannot_reduce_by_hosts(neighbours)
+    own = cannot_share_gradients(communicator) or _cannot_reduce_by_hosts(neighbours)
     if own is None and config.wire_format not in _formats_sent(neighbours):
         own = f"distributed.wire_format = {config.wire_format} was asked for"
     reasons = communicator.allgather_object(own)
@@ -96,7 +96,7 @@ def cannot_reduce_in_memory(communicator: Communicator) -> str | None:
     """Why this rank cannot reduce in memory that all ranks share; None if it can."""
     if communicator.local_size < communicator.size:
         return "ranks are on several hosts"
-    return _cannot_share_gradients(communicator)
+    return cannot_share_gradients(communicator)
 
 
 def _cannot_reduce_by_hosts(neighbours: Neighbours) -> str | None:
@@ -108,7 +108,7 @@ def _cannot_reduce_by_hosts(neighbours: Neighbours) -> str | None:
     return "each host has one rank" if len(neighbours.ranks) == 1 else None
 
 
-def _cannot_share_gradients(communicator: Communicator) -> str | None:
+def cannot_share_gradients(communicator: Communicator) -> str | None:
     """Why this rank cannot have its gradients in memory that other ranks of its host map; None if it can."""
     if communicator.device.type != "cpu":
         return "gradients are not in main memory"

@@ -117,6 +117,9 @@ class HierarchicalExchange:
         # Counters go on: another rank may still be looking at the last step's.
         self._base = self._landed
 
+    def leave_sums(self) -> dict[torch.dtype, Tensor] | None:
+        return None
+
     def start(self, index: int) -> None:
         self._watch.reached(f"{self._name}.bucket{index} ({self._shares[index].description})")
         self._memory.start()

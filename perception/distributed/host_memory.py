@@ -41,6 +41,10 @@ class HostMemory:
             offset += aligned_bytes(numel, dtype)
         return {dtype: arenas[self.own] for dtype, arenas in self._arenas.items()}
 
+    def first_arenas(self) -> dict[torch.dtype, Tensor]:
+        """Of the first rank, as this one sees them."""
+        return {dtype: arenas[0] for dtype, arenas in self._arenas.items()}
+
     def own_share(self, bucket: Bucket) -> list[tuple[tuple[Tensor, ...], bool]]:
         """The equal part of a bucket that this rank adds up, cut into pieces.
 

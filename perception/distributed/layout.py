@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from perception.distributed.buckets import BucketPlan, ParameterSpec
+from perception.distributed.exchange import Bucket
 from perception.errors import UserError
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -46,6 +47,39 @@ def arena_sizes(plans: Sequence[BucketPlan], tail_numel: int) -> dict[torch.dtyp
         sizes[dtype] = sizes.get(dtype, 0) + plan.numel
     sizes[torch.float32] = sizes.get(torch.float32, 0) + tail_numel
     return sizes
+
+
+def lay_out(
+    plans: Sequence[BucketPlan],
+    arenas: Mapping[torch.dtype, Tensor],
+    parameters: Sequence[tuple[str, nn.Parameter]],
+    tail_numel: int,
+) -> tuple[Bucket, ...]:
+    """Buckets one behind the other in the arenas of their dtypes; the last one ends in the tail."""
+    buckets = []
+    used = dict.fromkeys(arenas, 0)
+    for number, plan in enumerate(plans):
+        dtype = torch_dtype(plan)
+        start = used[dtype]
+        flat = arenas[dtype][start:]
+        views = []
+        for slot in plan.slots:
+            _, parameter = parameters[slot.parameter]
+            part = flat[slot.offset : slot.offset + slot.numel]
+            views.append(part.as_strided(parameter.size(), gradient_strides(parameter)))
+        num_extras = tail_numel if number == len(plans) - 1 else 0
+        used[dtype] = start + plan.numel + num_extras
+        names = [parameters[slot.parameter][0] for slot in plan.slots]
+        description = f"{names[0]} to {names[-1]}" if names else "no gradients"
+        owners = tuple(slot.parameter for slot in plan.slots)
+        buckets.append(Bucket(arenas[dtype][start : used[dtype]], num_extras, tuple(views), description, owners))
+    return tuple(buckets)
+
+
+def at_the_same_place(view: Tensor, arena: Tensor, other: Tensor) -> Tensor:
+    """What lies in `other` where `view` lies in `arena`, with its shape and strides."""
+    first = (view.data_ptr() - arena.data_ptr()) // view.element_size()
+    return other[first : first + view.numel()].as_strided(view.size(), view.stride())
 
 
 def torch_dtype(plan: BucketPlan) -> torch.dtype:

@@ -103,6 +103,9 @@ class PowerSgdExchange:
         self._parts = [self._part(bucket) for bucket in buckets]
         self._whole.set_buckets(buckets)
 
+    def leave_sums(self) -> dict[torch.dtype, Tensor] | None:
+        return None
+
     def state(self) -> list[Tensor]:
         """Error and Q of each compressed parameter in turn: this rank's own memory, not copies."""
         return [

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from perception.distributed.buckets import BucketPlan, ParameterSpec
 from perception.distributed.communicator import Communicator
 from perception.distributed.exchange import Bucket, Exchange
-from perception.distributed.layout import arena_sizes, check_frozen, gradient_strides, parameter_spec, torch_dtype
+from perception.distributed.layout import arena_sizes, at_the_same_place, check_frozen, lay_out, parameter_spec
 from perception.distributed.reduction import Reduction
 from perception.distributed.tail import Tail
 
@@ -51,6 +51,7 @@ class GradientReducer:
         parameters, which must stay so. `distribute` puts all this together.
         """
         self.communicator = communicator
+        self._named = list(parameters)
         self.parameters = [parameter for _, parameter in parameters]
         self.specs: Sequence[ParameterSpec] = [parameter_spec(name, parameter) for name, parameter in parameters]
         self.num_extras = num_extras
@@ -59,6 +60,10 @@ class GradientReducer:
         self._tail = Tail(communicator, len(self.parameters), num_extras)
         self._arenas = exchange.allocate(arena_sizes(plans, self._tail.numel))
         self._views: list[Tensor] = [torch.empty(0)] * len(self.parameters)
+        self._own: Callable[[Tensor], bool] | None = None
+        """Asked once gradients are left to those who update their parameters; None: every rank gets them all."""
+        self._sums: dict[int, Tensor] | None = None
+        """Of the parameters that this rank updates, where their sums are left; None: in its own buckets."""
         self._lay_out(plans)
         self._arrived = [False] * len(self.parameters)
         """This step's last micro-batch has reached it. Kept only while every parameter has its hook."""
@@ -161,8 +166,9 @@ class GradientReducer:
         if finite and 0 < clip_norm < grad_norm:
             scale *= clip_norm / grad_norm
         if scale != 1.0:
-            for bucket in self._buckets:
-                bucket.gradients.mul_(scale)
+            sums_here = [b.gradients for b in self._buckets] if self._sums is None else list(self._sums.values())
+            if sums_here:
+                torch._foreach_mul_(sums_here, scale)
         self._hand_out(sums.used)
         wait_seconds = ended - arrived
         straggler_seconds, busy_seconds = min(wait_seconds, sums.straggler_seconds), self._busy_seconds
@@ -172,6 +178,16 @@ class GradientReducer:
         if learnt:
             self.follow(sums.order)
         return Reduction(grad_norm, finite, sums.weight, wait_seconds, straggler_seconds, busy_seconds, sums.extras)
+
+    def leave_to_owners(self, is_own: Callable[[Tensor], bool]) -> None:
+        """From now on, or once the order is learnt, a parameter has a gradient only on the rank that updates it.
+
+        Collective. Sums then need not be written out to the others; where that saves nothing, all get them as before.
+        Each step must end with an `Update.settle`, or with a gradient that is not finite.
+        """
+        self._own = is_own
+        if self._learning is None:
+            self._leave_sums()
 
     def align_clocks(self, offset_seconds: float) -> None:
         """What to add to this rank's time.perf_counter() to get rank 0's: arrival times are compared."""
@@ -304,6 +320,8 @@ class GradientReducer:
         """Leave every parameter without a gradient, so that backward makes new ones; what is there goes to buckets."""
         for index, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
             gradient = parameter.grad
+            if self._sums is not None and gradient is self._sums.get(index):
+                parameter.grad = gradient = None
             if gradient is not None:
                 if gradient is not view:
                     view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
@@ -332,7 +350,7 @@ class GradientReducer:
             if gradient is not view:
                 targets, sources = added if self._used[index] else copied
                 targets.append(view)
-                sources.append(gradient.to_dense() if gradient.is_sparse else gradient.detach())
+                sources.append(gradient.to_dense() if gradient.is_sparse else gradient)
             self._used[index] = True
             parameter.grad = None
         if copied[0]:
@@ -348,7 +366,7 @@ class GradientReducer:
             if parameter.grad is not None:
                 raise RuntimeError(self._second_backward(index))
             if used is None or used[index]:
-                parameter.grad = view
+                parameter.grad = view if self._sums is None else self._sums.get(index)
 
     def _norm(self) -> float:
         square = self._exchange.square_norm()
@@ -365,26 +383,11 @@ class GradientReducer:
 
     def _lay_out(self, plans: Sequence[BucketPlan]) -> None:
         self.plans: Sequence[BucketPlan] = tuple(plans)
+        self._buckets: Sequence[Bucket] = lay_out(self.plans, self._arenas, self._named, self._tail.numel)
         self._bucket_of = [0] * len(self.parameters)
-        self._buckets: list[Bucket] = []
-        used: dict[torch.dtype, int] = dict.fromkeys(self._arenas, 0)
-        for number, plan in enumerate(self.plans):
-            dtype = torch_dtype(plan)
-            start = used[dtype]
-            flat = self._arenas[dtype][start:]
-            for slot in plan.slots:
-                self._bucket_of[slot.parameter] = number
-                parameter = self.parameters[slot.parameter]
-                part = flat[slot.offset : slot.offset + slot.numel]
-                self._views[slot.parameter] = part.as_strided(parameter.size(), gradient_strides(parameter))
-            num_extras = self._tail.numel if number == len(self.plans) - 1 else 0
-            used[dtype] = start + plan.numel + num_extras
-            matrices = tuple(self._views[slot.parameter] for slot in plan.slots)
-            names = [self.specs[slot.parameter].name for slot in plan.slots]
-            description = f"{names[0]} to {names[-1]}" if names else "no gradients"
-            buffer = self._arenas[dtype][start : used[dtype]]
-            parameters = tuple(slot.parameter for slot in plan.slots)
-            self._buckets.append(Bucket(buffer, num_extras, matrices, description, parameters))
+        for number, bucket in enumerate(self._buckets):
+            for index, view in zip(bucket.parameters, bucket.matrices, strict=True):
+                self._bucket_of[index], self._views[index] = number, view
         self._missing = [len(plan.slots) for plan in self.plans]
         self._exchange.set_buckets(self._buckets)
 
@@ -400,6 +403,19 @@ class GradientReducer:
         for parameter, view, gradient in zip(self.parameters, self._views, gradients, strict=True):
             if gradient is not None:
                 parameter.grad = view.copy_(gradient)
+        self._leave_sums()
+
+    def _leave_sums(self) -> None:
+        """Find where the sums of this layout are left, if they are."""
+        left = self._exchange.leave_sums() if self._own is not None else None
+        if left is None or self._own is None:
+            return
+        self._sums = {}
+        self._sums = {
+            index: at_the_same_place(view, self._arenas[view.dtype], left[view.dtype])
+            for index, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True))
+            if self._own(parameter)
+        }
 
     def _settle(self) -> None:
         """Let reductions of an abandoned step end before their buckets are touched."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -67,6 +67,9 @@ class Reducer(Protocol):
     @property
     def buffer_bytes(self) -> int:
         """Memory that the layer takes beside the model."""
+
+    def leave_to_owners(self, is_own: Callable[[Tensor], bool]) -> None:
+        """A parameter needs a gradient only on the rank that updates it: see `share_update`. Collective."""
 
     def zero_grad(self) -> None:
         """Begin a step: no parameter has a gradient."""

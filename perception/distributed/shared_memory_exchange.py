@@ -46,6 +46,8 @@ class SharedMemoryExchange:
         self._descriptions: list[str] = []
         self._titles: list[str] = []
         self.spans: list[tuple[str, float, float]] | None = None
+        self._leaves_sums = False
+        """Sums of gradients stay in the memory of the first rank."""
         self._squares = torch.zeros(0)
         self._norm: float | None = None
         self._summed = 0
@@ -75,6 +77,10 @@ class SharedMemoryExchange:
         self._base = self._summed
         self._descriptions = [bucket.description for bucket in buckets]
         self._titles = [bucket.title(index) for index, bucket in enumerate(buckets)]
+
+    def leave_sums(self) -> dict[torch.dtype, Tensor] | None:
+        self._leaves_sums = True
+        return self._memory.first_arenas()
 
     def start(self, index: int) -> None:
         self._watch.reached(f"{self._name}.bucket{index} ({self._descriptions[index]})")
@@ -106,7 +112,7 @@ class SharedMemoryExchange:
         index = (self._summed - self._base) % len(self._pieces)
         began = time.perf_counter() if self.spans is not None else 0.0
         for piece in self._pieces[index]:
-            _sum_piece(piece, self.sum_scale)
+            _sum_piece(piece, self.sum_scale, self._leaves_sums)
         if self.spans is not None:
             self.spans.append((self._titles[index], began, time.perf_counter()))
         self._summed += 1
@@ -114,7 +120,7 @@ class SharedMemoryExchange:
         self._memory.finish(self._summed, float(self._squares.sum(dtype=torch.float64)) if is_last else None)
 
 
-def _sum_piece(piece: _Piece, scale: float) -> None:
+def _sum_piece(piece: _Piece, scale: float, leaves_sums: bool) -> None:
     ranges, total = piece.ranges, piece.total
     if total is None:
         # In rank order on every rank, so that results do not depend on who adds.
@@ -131,5 +137,8 @@ def _sum_piece(piece: _Piece, scale: float) -> None:
         total.mul_(scale)
         flat = total if total.dtype is torch.float32 else total.float()
         torch.dot(flat, flat, out=piece.square)
+    if leaves_sums and piece.square is not None:
+        # Extras are read on every rank, and by one that is late when the first has gone on to fill in its next.
+        targets = () if total is ranges[0] else ranges[:1]
     for target in targets:
         target.copy_(total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -42,6 +42,9 @@ class SoloReducer:
         return None
 
     def follow(self, order: Sequence[int]) -> None:
+        return None
+
+    def leave_to_owners(self, is_own: Callable[[Tensor], bool]) -> None:
         return None
 
     def local_state(self) -> list[Tensor]:

@@ -30,6 +30,7 @@ from tests.perception.distributed import (
     peer_scenarios,
     reducer_scenarios,
     unchanged_scenarios,
+    update_scenarios,
     wire_format_scenarios,
 )
 from tests.perception.distributed.scenario_tools import SETTINGS
@@ -42,6 +43,7 @@ SUITES = {
         hard_model_scenarios,
         hard_step_scenarios,
         hard_tensor_scenarios,
+        update_scenarios,
         peer_scenarios,
     ),
     "slow": (hard_slow_scenarios,),
