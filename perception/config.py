@@ -77,6 +77,9 @@ class TrainConfig:
     initial_checkpoint: str = ""
     """A run folder or checkpoint file whose averaged weights the run begins with; its model must be the same, and
     its classes. Not read when a run is resumed."""
+    pretrained_backbone: bool = False
+    """Begin with a backbone trained on ImageNet: for model.backbone = efficientnet-lite0, see perception/pretrained.py.
+    Not read when a run is resumed."""
     global_batch: int = 0
     """Samples in a step. Where given, the same on any number of ranks, whose shares may differ by one sample:
     batch_size_per_rank is then the most that a rank takes at once, and accumulation follows."""

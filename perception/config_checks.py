@@ -110,7 +110,8 @@ def check_values(model: LaneModelConfig | SignModelConfig, values: Mapping[str, 
     for name, value in values.items():
         if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers(value)):
             raise UserError(f"{name} = {value}: must be finite")
-    for name, allowed in {**CHOICES, "data.format": FORMATS[values["task"]]}.items():
+    backbones = {"model.backbone": ("resnet", "efficientnet-lite0")} if "model.backbone" in values else {}
+    for name, allowed in {**CHOICES, **backbones, "data.format": FORMATS[values["task"]]}.items():
         if values[name] not in allowed:
             raise UserError(f'{name} = "{values[name]}" is unknown{nearest(str(values[name]), allowed)}')
     for name in sorted(values.keys() & _POSITIVE):
@@ -122,6 +123,10 @@ def check_values(model: LaneModelConfig | SignModelConfig, values: Mapping[str, 
     for name, value in values.items():
         if (name.endswith("_probability") or name in _SHARES) and not 0 <= value <= 1:
             raise UserError(f"{name} = {value}: must be between 0 and 1")
+    if values["train.pretrained_backbone"] and values.get("model.backbone") != "efficientnet-lite0":
+        raise UserError(
+            "train.pretrained_backbone = true: weights are at hand for model.backbone = efficientnet-lite0 only"
+        )
     targets = TARGETS[values["task"]]
     if values["train.target_metric"] not in ("", *targets):
         found = values["train.target_metric"]

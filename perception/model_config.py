@@ -51,6 +51,8 @@ class SignModelConfig:
     """0: as many as the data set has, which a run finds out at its start."""
     class_names: tuple[str, ...] = ()
     """Recorded by each run from its data: a class's number is its place here. Empty: not known yet."""
+    backbone: str = "resnet"
+    """resnet, as the next three fields say, or efficientnet-lite0: see `train.pretrained_backbone`."""
     backbone_widths: tuple[int, ...] = (64, 128, 256, 512)
     """Channels of the stages at stride 4, 8, 16, 32; the last one gives context only."""
     backbone_blocks: tuple[int, ...] = (2, 2, 2, 2)

@@ -24,6 +24,7 @@ from perception.distributed.failure import EXIT_CRASH, EXIT_PREEMPTED
 from perception.draw import draw_contact_sheet
 from perception.errors import UserError
 from perception.generations import Generation, begin_generation, end_generation, generations_json, record_first_step
+from perception.pretrained import PACKAGE, pretrained_backbone
 from perception.run_folder import (
     RunFolder,
     combined_manifest,
@@ -77,6 +78,8 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> int:
     # A run that was stopped before its first checkpoint begins again as it began.
     if config.train.initial_checkpoint and trainer.progress.step == 0:
         _together(communicator, lambda: begin_from_trained(trainer), everywhere=True)
+    elif config.train.pretrained_backbone and trainer.progress.step == 0:
+        _together(communicator, lambda: begin_from_pretrained(trainer), everywhere=True)
     # Only now is the folder this run's: one that was refused has changed nothing in it.
     _together(communicator, lambda: _claim(trainer, config))
     try:
@@ -148,6 +151,13 @@ def begin_from_trained(trainer: Trainer) -> None:
         first = str(error).splitlines()[-1].strip()
         raise UserError(f"{where}: its weights do not fit this model's settings: {first}") from None
     trainer.telemetry.say(f"begins with the weights of {trained.checkpoint}")
+
+
+def begin_from_pretrained(trainer: Trainer) -> None:
+    """Take over a backbone's published weights; UserError where their package is not installed."""
+    backbone = {f"backbone.{name}": tensor for name, tensor in pretrained_backbone().items()}
+    trainer.begin_from({**trainer.model.state_dict(), **backbone})
+    trainer.telemetry.say(f"begins with the backbone of {PACKAGE}")
 
 
 def set_threads(config: RunConfig, communicator: Communicator) -> None:

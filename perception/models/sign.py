@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perception.model_config import SignModelConfig
+from perception.models import efficientnet
+from perception.models.efficientnet import EfficientNetLite0
 from perception.models.resnet import ResNet, normalise
 from perception.models.sign_boxes import STRIDES
 
@@ -41,8 +43,13 @@ class SignModel(nn.Module):
         super().__init__()
         self.config = config
         channels = config.neck_channels
-        self.backbone = ResNet(config.backbone_widths, config.backbone_blocks, config.stem)
-        self.neck = Neck(config.backbone_widths, channels, config.bottom_up, config.depthwise)
+        if config.backbone == "efficientnet-lite0":
+            self.backbone: nn.Module = EfficientNetLite0()
+            widths: tuple[int, ...] = efficientnet.WIDTHS
+        else:
+            self.backbone = ResNet(config.backbone_widths, config.backbone_blocks, config.stem)
+            widths = config.backbone_widths
+        self.neck = Neck(widths, channels, config.bottom_up, config.depthwise)
         self.class_branch = Branch(channels, config.head_convolutions, config.depthwise)
         self.box_branch = Branch(channels, config.head_convolutions, config.depthwise)
         self.classify = nn.Conv2d(channels, config.num_classes, 1)
