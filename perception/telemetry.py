@@ -14,6 +14,7 @@ from typing import Any, Protocol, TextIO
 from torch.utils.tensorboard import SummaryWriter
 
 from perception.errors import UserError
+from perception.gpu_follower import GpuFollower, NoFollower
 from perception.run_folder import RunFolder, write_atomic
 
 
@@ -26,6 +27,9 @@ class Telemetry(Protocol):
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Append a step's values to metrics.jsonl and TensorBoard."""
+
+    def gpu_values(self) -> dict[str, float]:
+        """What the GPUs that the first rank sees did since the last call; {} without GPUs."""
 
     def progress(self, samples: int, num_samples: int, images_per_second: float, loss: float) -> None: ...
 
@@ -44,6 +48,9 @@ class SilentTelemetry:
     def log(self, step: int, values: dict[str, Any]) -> None:
         return None
 
+    def gpu_values(self) -> dict[str, float]:
+        return {}
+
     def progress(self, samples: int, num_samples: int, images_per_second: float, loss: float) -> None:
         return None
 
@@ -54,9 +61,10 @@ class SilentTelemetry:
 class RunTelemetry:
     """Writes to a run folder and to the terminal: a bar on a terminal, plain lines elsewhere."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        """Ready to `say`; `begin` opens the files."""
+    def __init__(self, folder: RunFolder, gpus: GpuFollower | None = None) -> None:
+        """Ready to `say`; `begin` opens the files. `gpus` is closed with it."""
         self._folder = folder
+        self._gpus = gpus or NoFollower()
         self._file: TextIO | None = None
         self._events: SummaryWriter | None = None
         self._on_terminal = sys.stderr.isatty()
@@ -92,6 +100,9 @@ class RunTelemetry:
                 f"{self._folder.metrics}: cannot be written ({error.strerror}): make room there, then --resume"
             ) from None
 
+    def gpu_values(self) -> dict[str, float]:
+        return self._gpus.take()
+
     def progress(self, samples: int, num_samples: int, images_per_second: float, loss: float) -> None:
         left = (num_samples - samples) / images_per_second if images_per_second > 0 else math.inf
         text = (
@@ -109,6 +120,7 @@ class RunTelemetry:
 
     def close(self) -> None:
         self._end_bar()
+        self._gpus.close()
         # What a full disk refuses was reported by `log`; a second error here would hide the first.
         if self._file is not None:
             with contextlib.suppress(OSError):

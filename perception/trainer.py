@@ -183,7 +183,7 @@ class Trainer:
             self.last_step_unix_seconds = time.time()
             if progress.step % config.log_every_steps == 0:
                 rates = {"images_per_second": clock.images_per_second, "memory_bytes": memory_bytes()}
-                self.telemetry.log(progress.step, {**log, **rates})
+                self.telemetry.log(progress.step, {**log, **rates, **self.telemetry.gpu_values()})
             self.telemetry.progress(progress.samples, config.num_samples, clock.images_per_second, log["loss"])
             if progress.nonfinite_steps > config.max_nonfinite_steps:
                 status, cause = "diverged", f"{progress.nonfinite_steps} steps with inf or NaN gradients"

@@ -24,6 +24,7 @@ from perception.distributed.failure import EXIT_CRASH, EXIT_PREEMPTED
 from perception.draw import draw_contact_sheet
 from perception.errors import UserError
 from perception.generations import Generation, begin_generation, end_generation, generations_json, record_first_step
+from perception.gpu_follower import follow_gpus
 from perception.pretrained import PACKAGE, pretrained_backbone
 from perception.run_folder import (
     RunFolder,
@@ -64,7 +65,9 @@ def run_training(config: RunConfig, folder: Path, resume: bool) -> int:
     if config.task == "sign":
         config = with_classes(config, sources.train.classes)
     _together(communicator, lambda: run_folder.begin(resume))
-    telemetry: Telemetry = RunTelemetry(run_folder) if communicator.is_first else SilentTelemetry()
+    telemetry: Telemetry = SilentTelemetry()
+    if communicator.is_first:
+        telemetry = RunTelemetry(run_folder, follow_gpus() if communicator.device.type == "cuda" else None)
     # config.json keeps what any number of ranks is fitted from; checkpoints what these ranks did.
     fitted = replace(config, train=fit_to_ranks(config.train, communicator.size))
     task = task_for(fitted, sources.train)

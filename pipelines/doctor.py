@@ -1,5 +1,8 @@
 """`doctor`: what this machine has for training, and one line on what to do about each thing that is missing.
 
+Before a night, on each node: `srun --ntasks-per-node=1 sh -c 'python -m pipelines doctor --json > $(hostname).json'`,
+then `doctor --compare *.json`, since each step of a job waits for its slowest node.
+
 Answers in a bare Python too: what might not be installed is asked in a process of its own, which
 may also crash.
 """
@@ -7,6 +10,7 @@ may also crash.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,21 +20,20 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from perception.cores import available_cores
 from perception.errors import UserError
+from perception.gpu_node import node_from_json
+from pipelines.doctor_compare import compare_nodes
+from pipelines.finding import GIB, Finding, State
+from pipelines.gpu_findings import gpu_findings
 from pipelines.rank_commands import find_mpirun
 
-State = Literal["ok", "note", "warning", "broken"]
-"""note: missing, and fine without; warning: training works, but slower or not everywhere; broken: it does not."""
-
 MARKS: dict[str, str] = {"ok": "ok", "note": "-", "warning": "!", "broken": "X"}
-GIB = 2**30
 PYTHON_FLOOR = (3, 11)
 MIN_SHARED_MEMORY_BYTES = GIB
 MIN_OPEN_FILES = 4096
@@ -52,23 +55,32 @@ print(json.dumps({
     "nccl": bool(h.nccl_built()),
 }))
 """
-
-
-@dataclass(frozen=True)
-class Finding:
-    name: str
-    value: str
-    state: State = "ok"
-    cure: str = ""
-    """What to do; empty where nothing has to be done."""
+# NVML may hang in a wedged driver: it is left behind then.
+GPU_PROBE = """
+import dataclasses, json
+from perception.gpu_node import examine_gpus
+print(json.dumps(dataclasses.asdict(examine_gpus())))
+"""
+GPU_PROBE_SECONDS = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="reports of several nodes by --json: say in what they differ, and look at nothing here",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit code 0, or 1 where something that training needs is broken."""
+    """Exit code 0, or 1 where something that training needs is broken, or nodes differ."""
+    if arguments.compare:
+        findings = compare_nodes(arguments.compare)
+        print("\n".join(_lines(findings)))
+        return 1 if any(finding.state != "ok" for finding in findings) else 0
     findings = examine()
     broken = any(finding.state == "broken" for finding in findings)
     if arguments.json:
@@ -79,17 +91,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(findings: Iterable[Finding]) -> list[str]:
-    """Aligned lines: mark, name, value, and a cure below."""
+    """Aligned lines: mark, name, value, and a cure below; then the verdict."""
     findings = list(findings)
+    counts = {state: sum(finding.state == state for finding in findings) for state in MARKS}
+    verdict = "training cannot run" if counts["broken"] else "training can run"
+    return [*_lines(findings), "", f"{verdict}: {counts['broken']} broken (X), {counts['warning']} to mend (!)"]
+
+
+def _lines(findings: Sequence[Finding]) -> list[str]:
     width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
         lines.append(f"{MARKS[finding.state]:<2} {finding.name:<{width}}  {finding.value}")
         if finding.cure:
             lines.append(f"   {'':<{width}}  → {finding.cure}")
-    counts = {state: sum(finding.state == state for finding in findings) for state in MARKS}
-    verdict = "training cannot run" if counts["broken"] else "training can run"
-    return [*lines, "", f"{verdict}: {counts['broken']} broken (X), {counts['warning']} to mend (!)"]
+    return lines
 
 
 def examine() -> list[Finding]:
@@ -203,31 +219,12 @@ def _memory() -> Finding:
     return Finding("memory", value)
 
 
-def _gpus(torch: dict[str, Any]) -> list[Finding]:
-    try:
-        import pynvml
-    except ImportError:
-        return [Finding("gpus", "not asked: nvidia-ml-py is not installed", "note", "`make setup`")]
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return [Finding("gpus", f"none ({error})", "note", "on a GPU machine: load its driver, docker run --gpus all")]
-    try:
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        count = pynvml.nvmlDeviceGetCount()
-        findings = [Finding("gpu driver", driver)]
-        for index in range(count):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            total_gib = pynvml.nvmlDeviceGetMemoryInfo(handle).total / GIB
-            findings.append(Finding(f"gpu {index}", f"{_text(pynvml.nvmlDeviceGetName(handle))}, {total_gib:.0f} GiB"))
-    except pynvml.NVMLError as error:
-        return [Finding("gpus", f"NVML failed: {error}", "warning", "check the driver by nvidia-smi")]
-    finally:
-        pynvml.nvmlShutdown()
-    if count and "error" not in torch and not torch["cuda_usable"]:
-        cure = "install a CUDA build: make clean setup TORCH_INDEX=URL of your CUDA version's wheels"
-        findings.append(Finding("torch on GPUs", "this build of torch cannot use them", "warning", cure))
-    return findings
+def _gpus(torch: dict[str, Any], timeout_seconds: float = GPU_PROBE_SECONDS) -> list[Finding]:
+    probe = _probe(GPU_PROBE, timeout_seconds)
+    if "error" in probe:
+        cure = "the driver may hang: look at dmesg and nvidia-smi, and leave this node out of the night"
+        return [Finding("gpus", f"asking NVML failed: {probe['error']}", "warning", cure)]
+    return gpu_findings(node_from_json(probe), torch)
 
 
 def _shared_memory(total_bytes: int) -> Finding:
@@ -312,20 +309,30 @@ def _docker() -> Finding:
     return Finding("docker", f"{client}; daemon {server}")
 
 
-def _probe(program: str) -> dict[str, Any]:
+def _probe(program: str, timeout_seconds: float = 120.0) -> dict[str, Any]:
     """What the program prints as JSON, or {"error": its last line}."""
-    command = [sys.executable, "-W", "ignore", "-c", program]
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", program],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+        output, errors = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
-        return {"error": "no answer within 120 s"}
-    if answer.returncode == 0:
-        result = json.loads(answer.stdout.strip().splitlines()[-1])
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # One that hangs inside a driver cannot be ended: it is left to the system.
+            process.communicate(timeout=5)
+        return {"error": f"no answer within {timeout_seconds:g} s"}
+    if process.returncode == 0:
+        result = json.loads(output.strip().splitlines()[-1])
         assert isinstance(result, dict)
         return result
-    if answer.returncode < 0:
-        return {"error": f"its import died of signal {-answer.returncode}"}
-    last = (answer.stderr.strip().splitlines() or ["no output"])[-1]
+    if process.returncode < 0:
+        return {"error": f"died of signal {-process.returncode}"}
+    last = (errors.strip().splitlines() or ["no output"])[-1]
     return {"error": last.removeprefix("ModuleNotFoundError: ")}
 
 
@@ -344,8 +351,3 @@ def _read(path: str) -> str:
         return Path(path).read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _text(value: str | bytes) -> str:
-    """NVML's older bindings answer with bytes."""
-    return value.decode() if isinstance(value, bytes) else value
