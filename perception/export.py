@@ -1,7 +1,8 @@
-"""A trained model to one ONNX file, checked before it is written: the same lanes as torch's, the same F1 in int8.
+"""A trained model to one ONNX file, checked before it is written: the same lanes or signs as torch's, as good in int8.
 
 The graph takes (B, H, W, 3) uint8 RGB at input size and gives tensors; thresholding, suppression and the way back to
-original pixels stay outside (perception.lane_decode), since they are a few loops over forty proposals.
+original pixels stay outside (perception.lane_decode, perception.sign_decode_numpy): they are a few loops over few
+candidates, and a graph without them runs anywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,23 +22,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from perception.config import RunConfig, to_json
-from perception.data.generated import GeneratedScenes
-from perception.data.sample import Lane, LaneDataset, LanePrediction
-from perception.data.sources import FIRST_TRAINING_SCENE, SCENES_SEED
+from perception.config import to_json
+from perception.data.sources import FIRST_TRAINING_SCENE
 from perception.errors import UserError
+from perception.export_checks import Checks as Checks
+from perception.export_checks import check_files, parts, scenes_for
 from perception.lane_decode import LANE_OUTPUTS
 from perception.model_card import model_card
 from perception.models.lane import LaneModel
-from perception.onnx_model import INPUT_NAME, OnnxModel, Predictor, decoder_for, metadata_of, require
+from perception.models.sign import SignModel
+from perception.onnx_model import INPUT_NAME, OnnxModel, decoder_for, metadata_of, require
 from perception.provenance import card_path, export_record, record_path
 from perception.quantise import quantise
 from perception.run_folder import write_atomic, write_json
-from perception.run_model import RunModel, TrainedModel
+from perception.run_model import TrainedModel
+from perception.sign_decode_numpy import SIGN_OUTPUTS, SIZE_MULTIPLE
 
 OPSET = 18
-LARGEST_POINT_DIFFERENCE_PIXELS = 0.5
-LARGEST_F1_DIFFERENCE = 0.01
 _FIRST_CALIBRATION_SCENE = 2 * FIRST_TRAINING_SCENE
 """Scenes that are neither trained on nor evaluated."""
 
@@ -46,6 +47,8 @@ _FIRST_CALIBRATION_SCENE = 2 * FIRST_TRAINING_SCENE
 class ExportOptions:
     batch: int | None = 1
     """Images that the network takes at once; None: any number."""
+    size: tuple[int, int] | None = None
+    """Of signs, height and width of the input, multiples of 32; None: any. Lanes have the one of their model."""
     int8: bool = False
     num_calibration_scenes: int = 100
     num_check_scenes: int = 200
@@ -55,60 +58,6 @@ class ExportOptions:
     @property
     def precision(self) -> str:
         return "int8" if self.int8 else "fp32"
-
-
-@dataclass(frozen=True)
-class Checks:
-    """What was compared on generated scenes before the file was written; metrics by the task's primary one."""
-
-    num_scenes: int
-    metric: str
-    num_objects: int
-    """Lanes that torch finds in them."""
-    point_difference_pixels: float
-    """Largest |dx| between a lane's points by torch and by the fp32 file, in original pixels."""
-    metric_torch: float
-    metric_fp32: float
-    metric_int8: float | None = None
-    num_int8_convolutions: int = 0
-
-    def lines(self) -> list[str]:
-        """For people, each with the limit beside the figure."""
-        lines = [
-            f"{self.num_scenes} generated scenes, {self.num_objects} lanes found by torch",
-            f"largest distance of lane points, fp32 file to torch: {self.point_difference_pixels:.4f} px "
-            f"(at most {LARGEST_POINT_DIFFERENCE_PIXELS})",
-            f"{self.metric}: torch {self.metric_torch:.4f}, fp32 file {self.metric_fp32:.4f}",
-        ]
-        if self.metric_int8 is not None:
-            lines.append(
-                f"{self.metric}: int8 file {self.metric_int8:.4f}, fp32 file {self.metric_fp32:.4f} "
-                f"(at most {LARGEST_F1_DIFFERENCE} apart); {self.num_int8_convolutions} convolutions in int8"
-            )
-        return lines
-
-    def notes(self) -> list[str]:
-        """Why a check that passed may say little."""
-        notes = []
-        if not self.num_objects:
-            notes.append("torch finds nothing in the check scenes: the comparison of points says nothing")
-        if self.metric_int8 is not None and self.metric_fp32 < 0.5:
-            notes.append(f"{self.metric} is only {self.metric_fp32:.2f} on generated scenes: int8 may lose elsewhere")
-        return notes
-
-    def failure(self) -> str | None:
-        """What is wrong with the exported file, None where it may be written."""
-        if self.point_difference_pixels > LARGEST_POINT_DIFFERENCE_PIXELS:
-            return (
-                f"lane points of the fp32 file are up to {self.point_difference_pixels:.3f} px from torch's, more than "
-                f"{LARGEST_POINT_DIFFERENCE_PIXELS}"
-            )
-        if self.metric_int8 is not None and abs(self.metric_int8 - self.metric_fp32) > LARGEST_F1_DIFFERENCE:
-            return (
-                f"{self.metric} is {self.metric_int8:.4f} in int8, {self.metric_fp32:.4f} in fp32: more than "
-                f"{LARGEST_F1_DIFFERENCE} apart; take more --calibration-scenes, or export without --int8"
-            )
-        return None
 
 
 def export_model(trained: TrainedModel, out: Path, options: ExportOptions, say: Callable[[str], None]) -> Checks:
@@ -121,11 +70,11 @@ def export_model(trained: TrainedModel, out: Path, options: ExportOptions, say: 
     with tempfile.TemporaryDirectory(prefix="export-") as folder:
         fp32, int8 = Path(folder) / "fp32.onnx", Path(folder) / "int8.onnx"
         say(f"exporting {trained.config.name} at step {trained.step} ({trained.checkpoint})")
-        export_graph(trained, fp32, options.batch)
+        export_graph(trained, fp32, options.batch, options.size)
         num_convolutions = 0
         if options.int8:
             say(f"calibrating int8 on {options.num_calibration_scenes} generated scenes")
-            num_convolutions = quantise(fp32, int8, _calibration_batches(trained.config, options))
+            num_convolutions = quantise(fp32, int8, _calibration_batches(trained, options))
             _set_metadata(int8, trained, "int8")
         say(f"checking on {options.num_check_scenes} generated scenes")
         checks = check_files(trained, fp32, int8 if options.int8 else None, options, num_convolutions)
@@ -138,23 +87,35 @@ def export_model(trained: TrainedModel, out: Path, options: ExportOptions, say: 
             say(f"  note: {note}")
         chosen = int8 if options.int8 else fp32
         record = export_record(trained, chosen, out.name, options, checks)
-        write_atomic(card_path(out), model_card(trained, OnnxModel(chosen), record, checks))
+        exported = OnnxModel(chosen)
+        record["export"]["input_size"] = exported.fixed_size
+        write_atomic(card_path(out), model_card(trained, exported, record, checks))
         write_json(record_path(out), record)
         _move(chosen, out)
     return checks
 
 
-def export_graph(trained: TrainedModel, path: Path, batch: int | None) -> None:
-    """Write the fp32 graph to `path`; `batch` None leaves the number of images open."""
+def export_graph(trained: TrainedModel, path: Path, batch: int | None, size: tuple[int, int] | None = None) -> None:
+    """Write the fp32 graph to `path`; `batch` None leaves the number of images open.
+
+    `size` is the height and width of a sign model's input, None leaves them open; a lane model has its own.
+    """
     onnx = require("onnx")
     network, outputs = _network(trained)
     model = trained.config.model
-    # Two images where the number is open: an example of one would be taken for a constant.
-    example = torch.zeros((batch or 2, model.input_height, model.input_width, 3), dtype=torch.uint8)
-    dynamic = None if batch else ({0: torch.export.Dim("batch", min=1)},)
+    is_open = size is None and isinstance(trained.model, SignModel)
+    if isinstance(trained.model, LaneModel):
+        size = model.input_height, model.input_width
+    # Two images where the number is open, and other than equal sides: examples are else taken for constants.
+    height, width = size or (3 * SIZE_MULTIPLE, 4 * SIZE_MULTIPLE)
+    example = torch.zeros((batch or 2, height, width, 3), dtype=torch.uint8)
+    dynamic: dict[int, Any] = {} if batch else {0: torch.export.Dim("batch", min=1)}
+    if is_open:
+        dynamic[1] = SIZE_MULTIPLE * torch.export.Dim("rows", min=1)
+        dynamic[2] = SIZE_MULTIPLE * torch.export.Dim("columns", min=1)
     with _quiet():
         # Strict: else the number of images becomes a constant wherever the network asks a tensor for its len().
-        program = torch.export.export(network, (example,), dynamic_shapes=dynamic, strict=True)
+        program = torch.export.export(network, (example,), dynamic_shapes=(dynamic,) if dynamic else None, strict=True)
         torch.onnx.export(
             program,
             (),
@@ -166,72 +127,13 @@ def export_graph(trained: TrainedModel, path: Path, batch: int | None) -> None:
             external_data=False,
             verbose=False,
         )
-    found = onnx.load(str(path)).graph.input[0].type.tensor_type.shape.dim[0]
-    if batch is None and not found.dim_param:
-        raise RuntimeError(f"the graph takes {found.dim_value} images only: a part of the network fixes their number")
+    shape = onnx.load(str(path)).graph.input[0].type.tensor_type.shape.dim
+    for axis, what in ((0, "number of images"), (1, "height"), (2, "width")):
+        if axis in dynamic and not shape[axis].dim_param:
+            raise RuntimeError(
+                f"the graph takes a {what} of {shape[axis].dim_value} only: a part of the network fixes it"
+            )
     _set_metadata(path, trained, "fp32")
-
-
-def check_files(
-    trained: TrainedModel, fp32: Path, int8: Path | None, options: ExportOptions, num_int8_convolutions: int = 0
-) -> Checks:
-    """Torch, the fp32 and the int8 file on the same scenes, never seen in training or calibration."""
-    scenes = _scenes(trained.config, 0, options.num_check_scenes)
-    # On the CPU as the files are: a GPU's shorter mantissas in convolutions are not what is compared.
-    reference = RunModel(trained, device="cpu")
-    files = [OnnxModel(path, options.num_threads) for path in (fp32, int8) if path is not None]
-    predictors: list[Predictor] = [reference, *files]
-    metrics = [trained.task.metric() for _ in predictors]
-    largest, found = 0.0, 0
-    for indices in _parts(len(scenes), options.batch or 8):
-        samples = [scenes.sample(index) for index in indices]
-        truths = [sample.truth for sample in samples]
-        names = [truth.name for truth in truths]
-        predicted = []
-        for predictor in predictors:
-            prepared = [predictor.prepare(s.image, name) for s, name in zip(samples, names, strict=True)]
-            predicted.append(predictor.predict(prepared)[0])
-        for metric, predictions in zip(metrics, predicted, strict=True):
-            metric.update(predictions, truths)
-        for mine, other in zip(predicted[0], predicted[1], strict=True):
-            assert isinstance(mine, LanePrediction) and isinstance(other, LanePrediction)
-            found += len(mine.lanes)
-            largest = max(largest, lane_difference_pixels(mine.lanes, other.lanes))
-    values = [metric.compute()[trained.task.primary_metric] for metric in metrics]
-    return Checks(
-        num_scenes=len(scenes),
-        metric=trained.task.primary_metric,
-        num_objects=found,
-        point_difference_pixels=largest,
-        metric_torch=values[0],
-        metric_fp32=values[1],
-        metric_int8=values[2] if int8 is not None else None,
-        num_int8_convolutions=num_int8_convolutions,
-    )
-
-
-def lane_difference_pixels(lanes: Sequence[Lane], others: Sequence[Lane]) -> float:
-    """Largest |dx| at the rows that paired lanes share; inf where lanes are missing or end more than a row apart.
-
-    A row more or less at an end is no difference: extents are rounded to whole rows.
-    """
-    if len(lanes) != len(others):
-        return float("inf")
-    left = list(others)
-    largest = 0.0
-    for lane in lanes:
-        distances = [_rows_apart(lane, other) for other in left]
-        nearest = int(np.argmin(distances))
-        largest = max(largest, distances[nearest])
-        left.pop(nearest)
-    return largest
-
-
-def _rows_apart(lane: Lane, other: Lane) -> float:
-    _, mine, theirs = np.intersect1d(lane[:, 1], other[:, 1], return_indices=True)
-    if len(mine) < max(len(lane), len(other)) - 2:
-        return float("inf")
-    return float(np.abs(lane[mine, 0] - other[theirs, 0]).max(initial=0.0))
 
 
 class _LaneNetwork(nn.Module):
@@ -246,28 +148,37 @@ class _LaneNetwork(nn.Module):
         return output.logits, output.xs, output.start, output.length
 
 
+class _SignNetwork(nn.Module):
+    """The three outputs, all fp32."""
+
+    def __init__(self, model: SignModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        output = self.model(images)
+        return output.objectness, output.classes.float(), output.offsets
+
+
 def _network(trained: TrainedModel) -> tuple[nn.Module, tuple[str, ...]]:
     """The module to export and its outputs' names; UserError for a model that cannot be exported."""
     if isinstance(trained.model, LaneModel):
         return _LaneNetwork(trained.model).eval(), LANE_OUTPUTS
+    if isinstance(trained.model, SignModel):
+        return _SignNetwork(trained.model).eval(), SIGN_OUTPUTS
     raise UserError(f"{trained.config.name}: a {trained.config.task} model cannot be exported; use its run folder")
 
 
-def _scenes(config: RunConfig, first: int, count: int) -> LaneDataset:
-    return GeneratedScenes(SCENES_SEED, first, count, config.data.scene_height, config.data.scene_width)
-
-
-def _calibration_batches(config: RunConfig, options: ExportOptions) -> Iterator[NDArray[np.uint8]]:
-    scenes, decoder = _scenes(config, _FIRST_CALIBRATION_SCENE, options.num_calibration_scenes), decoder_for(config)
+def _calibration_batches(trained: TrainedModel, options: ExportOptions) -> Iterator[NDArray[np.uint8]]:
+    scenes = scenes_for(trained, options, _FIRST_CALIBRATION_SCENE, options.num_calibration_scenes)
+    decoder = decoder_for(trained.config, options.size)
     size = options.batch or 1
-    for indices in _parts(len(scenes), size):
-        images = np.stack([decoder.prepare(scenes.sample(index).image).pixels for index in indices])
-        yield np.concatenate([images, np.repeat(images[-1:], size - len(images), axis=0)])
-
-
-def _parts(count: int, size: int) -> Iterator[range]:
-    """0 .. count - 1 in parts of `size`, the last one shorter."""
-    return (range(first, min(first + size, count)) for first in range(0, count, size))
+    for indices in parts(len(scenes), size):
+        # Scenes of one size: so are their inputs.
+        inputs = [pixels for index in indices for pixels in decoder.prepare(scenes.sample(index).image).inputs]
+        for chosen in parts(len(inputs), size):
+            images = np.stack([inputs[number] for number in chosen])
+            yield np.concatenate([images, np.repeat(images[-1:], size - len(images), axis=0)])
 
 
 def _set_metadata(path: Path, trained: TrainedModel, precision: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perception.model_config import LaneModelConfig
+from perception.model_config import LaneModelConfig, SignModelConfig
 from perception.provenance import record_lines
 
 if TYPE_CHECKING:
-    from perception.export import Checks
+    from perception.export_checks import Checks
     from perception.onnx_model import OnnxModel
     from perception.run_model import TrainedModel
 
@@ -44,8 +44,9 @@ def model_card(trained: TrainedModel, exported: OnnxModel, record: dict[str, Any
 def _use(trained: TrainedModel, exported: OnnxModel, name: str) -> str:
     model = trained.config.model
     batch = exported.fixed_batch or "any number"
+    sides = "height, width" if exported.fixed_size is None else f"{exported.fixed_size[0]}, {exported.fixed_size[1]}"
     lines = [
-        f"Input `images`: uint8 ({batch}, {model.input_height}, {model.input_width}, 3) RGB."
+        f"Input `images`: uint8 ({batch}, {sides}, 3) RGB."
         " Outputs are tensors; `perception.onnx_model` prepares images of any size and decodes, without torch:",
         "",
         "```python",
@@ -61,12 +62,33 @@ def _use(trained: TrainedModel, exported: OnnxModel, name: str) -> str:
         f"or `python -m pipelines predict {name} INPUT`.",
     ]
     if isinstance(model, LaneModelConfig):
-        lines[0] += (
-            f" An image is cut at the top by {model.crop_top_fraction:g} of its height, then resized; proposals of a"
+        lines += [
+            "",
+            f"An image is cut at the top by {model.crop_top_fraction:g} of its height, then resized; proposals of a"
             f" score under {model.score_threshold:g} go, and those nearer than {model.nms_distance_pixels:g} px"
-            " (at an input 800 wide) to a better one."
-        )
+            " (at an input 800 wide) to a better one.",
+        ]
+    if isinstance(model, SignModelConfig):
+        lines += ["", _sign_use(model, exported.fixed_size)]
     return _lines(lines)
+
+
+def _sign_use(model: SignModelConfig, fixed_size: tuple[int, int] | None) -> str:
+    power = "" if model.class_score_power == 1 else f" ^ {model.class_score_power:g}"
+    kind = "any class" if model.nms_class_agnostic else "its own class"
+    if fixed_size is None:
+        tiles = "as a whole" if not model.tile_size else f"in tiles of {model.tile_size} px where it is larger"
+        size = f"Height and width are any multiples of 32; an image is searched at its own resolution, {tiles}."
+    else:
+        size = (
+            f"An image is searched at its own resolution, a larger one in tiles of {fixed_size[0]}x{fixed_size[1]} px."
+        )
+    return (
+        f"{size} What is left of an input beside the image is grey (114). `perception.sign_decode_numpy.decode_signs`"
+        f" is the decoding: a score is objectness · class{power}, those under {model.score_threshold:g} go, and of two"
+        f" boxes with an IoU above {model.nms_iou_threshold:g} the surer one suppresses the other, of {kind}."
+        f" For drawings a score of 0.3 or more is sure enough."
+    )
 
 
 def _data(record: dict[str, Any]) -> str:
@@ -102,10 +124,17 @@ def _limits(trained: TrainedModel, record: dict[str, Any]) -> list[str]:
     if isinstance(model, LaneModelConfig):
         limits.append(f"At most {model.max_lanes} lanes an image; a lane is one x a row, so it cannot turn back down.")
         limits.append("The camera must look ahead along the road, at about the height in the image as in its data.")
-    limits.append(
-        f"An image is stretched to {model.input_height}x{model.input_width}: one of quite another aspect than the "
-        "training data's is seen distorted."
-    )
+        limits.append(
+            f"An image is stretched to {model.input_height}x{model.input_width}: one of quite another aspect than the "
+            "training data's is seen distorted."
+        )
+    else:
+        limits.append(f"At most {model.max_detections} signs an image; a sign is one upright box and one class.")
+        limits.append(
+            "Signs must be about as large in pixels as in the training data: an image of a finer camera is not made "
+            "smaller, one of a coarser camera not larger."
+        )
+        limits.append("Classes are those it was trained on; any other sign is missed or called one of them.")
     if record["export"]["precision"] == "int8":
         scenes = record["export"]["num_calibration_scenes"]
         limits.append(f"Ranges of int8 were taken from {scenes} drawn scenes; brighter or other images may saturate.")

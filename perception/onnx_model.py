@@ -9,6 +9,8 @@ model can never be used with the crop, the size or the classes of another one:
 | roadfuse.config    | the run's config.json                                        |
 | roadfuse.classes   | JSON list of class names, empty for lanes                    |
 | roadfuse.precision | fp32 or int8                                                 |
+
+The number of images at once, and of a sign model height and width too, may be open: the input's own shape tells.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from perception.data.signs.sample import SignPrediction
 from perception.errors import UserError
 from perception.geometry import Geometry
 from perception.lane_decode import LANE_OUTPUTS, decode_lanes, lane_geometry
-from perception.model_config import LaneModelConfig
+from perception.model_config import LaneModelConfig, SignModelConfig
+from perception.sign_decode_numpy import SIGN_OUTPUTS, Tiles, decode_image, lay_out
 
 ONNX_FORMAT = 1
 METADATA_PREFIX = "roadfuse."
@@ -61,12 +64,13 @@ class Predictor(Protocol):
         """A prediction an image, in its original pixels, and the seconds spent in the network alone."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PreparedImage:
-    """(input_height, input_width, 3) uint8 RGB, and the way back."""
+    """What the network takes of one image, and the way back."""
 
-    pixels: NDArray[np.uint8]
-    geometry: Geometry
+    inputs: tuple[NDArray[np.uint8], ...]
+    """(height, width, 3) uint8 RGB each: of lanes the resized image, of signs its tiles."""
+    layout: Geometry | Tiles
 
 
 class OnnxModel:
@@ -88,9 +92,17 @@ class OnnxModel:
             ) from None
         metadata = self._session.get_modelmeta().custom_metadata_map
         self.config, self.classes, self.precision = _read_metadata(metadata, path)
-        self._decoder = decoder_for(self.config)
-        batch = self._session.get_inputs()[0].shape[0]
+        batch, height, width = self._session.get_inputs()[0].shape[:3]
         self.fixed_batch = batch if isinstance(batch, int) else None
+        self.fixed_size = (height, width) if isinstance(height, int) and isinstance(width, int) else None
+        """Height and width of the input; None where any multiples of 32 will do."""
+        self._decoder = decoder_for(self.config, self.fixed_size)
+        outputs = [output.name for output in self._session.get_outputs()]
+        if not set(self._decoder.outputs) <= set(outputs):
+            raise UserError(
+                f"{path}: its outputs are {', '.join(outputs)}, those of a {self.config.task} model "
+                f"{', '.join(self._decoder.outputs)}: export it again"
+            )
         self.description = (
             f"{path.name}: {self.config.name}, {self.precision}, onnxruntime {runtime.__version__} on "
             f"{options.intra_op_num_threads} threads"
@@ -100,21 +112,30 @@ class OnnxModel:
         return self._decoder.prepare(image)
 
     def predict(self, prepared: Sequence[PreparedImage]) -> tuple[list[Prediction], float]:
-        size = self.fixed_batch or max(1, len(prepared))
-        predictions: list[Prediction] = []
+        most = self.fixed_batch or max(1, len(prepared))
+        # Inputs of one size go through the network together, whichever images they are of.
+        by_size: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for number, image in enumerate(prepared):
+            for part, pixels in enumerate(image.inputs):
+                by_size.setdefault(pixels.shape, []).append((number, part))
+        found: dict[tuple[int, int], list[NDArray[np.float32]]] = {}
         seconds = 0.0
-        for first in range(0, len(prepared), size):
-            part = prepared[first : first + size]
-            images = np.stack([image.pixels for image in part])
-            # A fixed batch is filled up; what comes out of the filling is left out below.
-            images = np.concatenate([images, np.repeat(images[-1:], size - len(part), axis=0)])
-            started = time.perf_counter()
-            outputs = self.run(images)
-            seconds += time.perf_counter() - started
-            predictions += [
-                self._decoder.decode([output[index] for output in outputs], image.geometry)
-                for index, image in enumerate(part)
-            ]
+        for places in by_size.values():
+            for first in range(0, len(places), most):
+                chosen = places[first : first + most]
+                images = np.stack([prepared[number].inputs[part] for number, part in chosen])
+                # A fixed batch is filled up; what comes out of the filling is left out below.
+                missing = (self.fixed_batch or len(chosen)) - len(chosen)
+                images = np.concatenate([images, np.repeat(images[-1:], missing, axis=0)])
+                started = time.perf_counter()
+                outputs = self.run(images)
+                seconds += time.perf_counter() - started
+                for row, place in enumerate(chosen):
+                    found[place] = [output[row] for output in outputs]
+        predictions = [
+            self._decoder.decode([found[number, part] for part in range(len(image.inputs))], image.layout)
+            for number, image in enumerate(prepared)
+        ]
         return predictions, seconds
 
     def run(self, images: NDArray[np.uint8]) -> list[NDArray[np.float32]]:
@@ -132,8 +153,8 @@ class Decoder(Protocol):
 
     def prepare(self, image: NDArray[np.uint8]) -> PreparedImage: ...
 
-    def decode(self, outputs: Sequence[NDArray[np.float32]], geometry: Geometry) -> Prediction:
-        """Outputs of one image, without the batch dimension."""
+    def decode(self, outputs: Sequence[Sequence[NDArray[np.float32]]], layout: Geometry | Tiles) -> Prediction:
+        """Outputs for each input of one image, without the batch dimension."""
 
 
 class LaneDecoder:
@@ -144,18 +165,36 @@ class LaneDecoder:
 
     def prepare(self, image: NDArray[np.uint8]) -> PreparedImage:
         geometry = lane_geometry(self.model, *image.shape[:2])
-        return PreparedImage(geometry.image_to_input(image), geometry)
+        return PreparedImage((geometry.image_to_input(image),), geometry)
 
-    def decode(self, outputs: Sequence[NDArray[np.float32]], geometry: Geometry) -> LanePrediction:
-        logits, xs, start, length = outputs
-        return decode_lanes(logits, xs, start, length, geometry, self.model)
+    def decode(self, outputs: Sequence[Sequence[NDArray[np.float32]]], layout: Geometry | Tiles) -> LanePrediction:
+        assert isinstance(layout, Geometry)
+        ((logits, xs, start, length),) = outputs
+        return decode_lanes(logits, xs, start, length, layout, self.model)
 
 
-def decoder_for(config: RunConfig) -> Decoder:
-    """The decoder of the task; UserError where it has none."""
-    if isinstance(config.model, LaneModelConfig):
-        return LaneDecoder(config.model)
-    raise UserError(f"{config.name}: a {config.task} model cannot be exported; predict from its run folder")
+class SignDecoder:
+    outputs = SIGN_OUTPUTS
+
+    def __init__(self, model: SignModelConfig, fixed_size: tuple[int, int] | None) -> None:
+        """`fixed_size`: height and width that the network takes, None for any."""
+        self.model, self.fixed_size = model, fixed_size
+
+    def prepare(self, image: NDArray[np.uint8]) -> PreparedImage:
+        height, width = image.shape[:2]
+        tiles = lay_out(height, width, self.model, self.fixed_size)
+        return PreparedImage(tuple(tiles.inputs(image)), tiles)
+
+    def decode(self, outputs: Sequence[Sequence[NDArray[np.float32]]], layout: Geometry | Tiles) -> SignPrediction:
+        assert isinstance(layout, Tiles)
+        return decode_image(outputs, layout, self.model)
+
+
+def decoder_for(config: RunConfig, fixed_size: tuple[int, int] | None = None) -> Decoder:
+    """The decoder of the task, for a network of this input size; of lanes the configuration tells it."""
+    if isinstance(config.model, SignModelConfig):
+        return SignDecoder(config.model, fixed_size)
+    return LaneDecoder(config.model)
 
 
 def require(module: str) -> Any:

@@ -1,8 +1,8 @@
 """An fp32 ONNX file to int8: onnxruntime's static quantisation, ranges from calibration images.
 
-Convolutions and what lies between them (sums, poolings, ReLU, resizing) compute in 8 bits: activations unsigned, a
-scale a tensor; weights signed, a scale an output channel. The last convolutions, after which none follows, and all
-behind them stay fp32: they hold coordinates, for which 256 values are too few.
+Convolutions and what lies between them (sums, poolings, ReLU and ReLU6, resizing) compute in 8 bits: activations
+unsigned, a scale a tensor; weights signed, a scale an output channel. The last convolutions, after which none follows,
+and all behind them stay fp32: they hold coordinates, for which 256 values are too few.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from perception.onnx_model import INPUT_NAME, require
 
-_OPERATORS = ("Conv", "Add", "Relu", "AveragePool", "GlobalAveragePool", "MaxPool", "Resize", "Concat", "Mul")
+_OPERATORS = ("Conv", "Add", "Relu", "Clip", "AveragePool", "GlobalAveragePool", "MaxPool", "Resize", "Concat", "Mul")
+"""Clip, as ReLU6 is written, costs nothing then: the range of the 8 bits does it."""
 
 
 class _Calibration:

@@ -37,6 +37,7 @@ EXHAUSTIVE = (
     r"test_training\.py::test_a_signal_during_the_measurement.*ready",
     r"test_training\.py::test_a_refused_resumption",
     r"test_sign_runs\.py.*begins_with_anothers",
+    r"test_sign_export\.py.*pretrained",
     r"test_time_split\.py.*slow_to_load",
     r"test_tune\.py.*a_real_search",
 )

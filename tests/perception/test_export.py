@@ -18,7 +18,8 @@ from perception import export
 from perception.config import to_json
 from perception.data.generated import render_scene
 from perception.errors import UserError
-from perception.export import Checks, ExportOptions, check_files, export_graph, export_model, lane_difference_pixels
+from perception.export import ExportOptions, check_files, export_graph, export_model
+from perception.export_checks import LaneChecks, lane_difference_pixels
 from perception.onnx_model import OnnxModel
 from perception.provenance import card_path, file_sha256, read_record, record_path, verify
 from perception.quantise import quantised_nodes
@@ -45,8 +46,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list
     return run, folder, told
 
 
-def copy_of(graph: Path) -> Callable[[TrainedModel, Path, int | None], object]:
-    return lambda trained, path, batch: shutil.copyfile(graph, path)
+def copy_of(graph: Path) -> Callable[[TrainedModel, Path, int | None, tuple[int, int] | None], object]:
+    return lambda trained, path, batch, size: shutil.copyfile(graph, path)
 
 
 @pytest.mark.slow
@@ -115,7 +116,7 @@ def test_a_file_of_other_weights_fails_its_check_and_nothing_is_written(
     _, folder, _ = exported
     other = load_trained(make_run(tmp_path / "other", seed=1))
     checks = check_files(other, folder / "fp32.onnx", None, replace(FEW, batch=None))
-    assert checks.point_difference_pixels > 0.5
+    assert isinstance(checks, LaneChecks) and checks.point_difference_pixels > 0.5
     monkeypatch.setattr(export, "export_graph", copy_of(folder / "fp32.onnx"))
     out = tmp_path / "out"
     out.mkdir()
@@ -137,8 +138,8 @@ def test_the_command_exports_a_fixed_batch(tmp_path: Path, capsys: pytest.Captur
     assert printed.err == "" and logging.getLogger().level == level
 
 
-def checks(**values: Any) -> Checks:
-    return replace(Checks(10, "culane_f1_50", 20, 0.001, 0.8, 0.8, 0.8, 9), **values)
+def checks(**values: Any) -> LaneChecks:
+    return replace(LaneChecks(10, "culane_f1_50", 20, 0.001, 0.8, 0.8, 0.8, 9), **values)
 
 
 def test_limits_of_the_checks() -> None:
@@ -188,6 +189,7 @@ def test_which_nodes_compute_in_int8() -> None:
         (["--out", "none/m.onnx"], "folder none does not exist"),
         (["--batch", "0"], "--batch 0: a whole number from 1 to 1024, or dynamic"),
         (["--batch", "two"], "--batch two: a whole number"),
+        (["--size", "800x320"], "--size 800x320: goes with signs"),
         (["--calibration-scenes", "0"], "--calibration-scenes 0: must be 1 or more"),
         ([], "no such run folder"),
     ],

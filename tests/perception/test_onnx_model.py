@@ -70,7 +70,10 @@ def damaged(path: Path, **metadata: str | None) -> Path:
         ({"classes": None}, "its metadata are incomplete"),
         ({"config": "{"}, "not JSON"),
         ({"config": '{"task": "lane", "name": "x", "modl": {}}'}, 'field modl is unknown; did you mean "model"?'),
-        ({"config": '{"task": "sign", "name": "x"}'}, "a sign model cannot be exported"),
+        (
+            {"config": '{"task": "sign", "name": "x"}'},
+            "its outputs are logits, xs, start, length, those of a sign model",
+        ),
     ],
 )
 def test_a_foreign_file_is_refused(metadata: dict[str, str | None], message: str, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from perception.errors import UserError
-from perception.export import Checks, ExportOptions
+from perception.export import ExportOptions
+from perception.export_checks import LaneChecks
 from perception.model_card import model_card
 from perception.onnx_model import OnnxModel
 from perception.provenance import (
@@ -26,7 +27,7 @@ from tests.exported_models import NEEDS_EXPORT, make_run, stub_file
 
 pytestmark = NEEDS_EXPORT
 
-CHECKS = Checks(10, "culane_f1_50", 20, 0.001, 0.25, 0.25)
+CHECKS = LaneChecks(10, "culane_f1_50", 20, 0.001, 0.25, 0.25)
 
 
 @pytest.fixture
