@@ -184,7 +184,11 @@ def _git_state() -> dict[str, str | None]:
         return done.stdout
 
     revision = git("rev-parse", "HEAD")
-    return {"revision": revision.strip() if revision else None, "diff": git("diff", "HEAD")}
+    return {
+        # A container image has no checkout; it says what it was built from.
+        "revision": revision.strip() if revision else os.environ.get("PERCEPTION_GIT_REVISION"),
+        "diff": git("diff", "HEAD"),
+    }
 
 
 def gpu_names() -> list[str]:

@@ -317,6 +317,7 @@ def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder, stop: StopR
             "sha256": checkpoint.sha256 if checkpoint else None,
             "weights_sha256": outcome.weights_sha256,
         },
+        "model": {"num_parameters": sum(parameter.numel() for parameter in outcome.model.parameters())},
         "target": _target(trainer, outcome),
         "seconds": outcome.progress.seconds,
         "samples": outcome.progress.samples,

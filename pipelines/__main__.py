@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 from perception.errors import UserError
@@ -26,6 +27,8 @@ _MODULES = {"data": "data_check"}
 
 
 def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--image"]:
+        in_image(arguments)
     parser = argparse.ArgumentParser(prog="python -m pipelines", description="Per-model training commands.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     # Only the command at hand is imported, and no torch before it runs: --help answers at once.
@@ -36,6 +39,15 @@ def main(arguments: list[str]) -> int:
             module_of(name).add_arguments(subparser)
     options = parser.parse_args(arguments)
     return int(module_of(options.command).run(options))
+
+
+def in_image(arguments: list[str]) -> None:
+    """`--image NAME COMMAND ...`: the same command in a container, by another program: nothing of it is imported."""
+    if len(arguments) < 3:
+        example = "python -m pipelines --image lane train lane-small --out DIR"
+        raise UserError(f"--image: give an image and a command: {example}")
+    argv = [sys.executable, "-m", "containers", "run", f"--image={arguments[1]}", "--"]
+    os.execv(sys.executable, [*argv, "python", "-m", "pipelines", *arguments[2:]])
 
 
 def module_of(command: str):  # type: ignore[no-untyped-def]

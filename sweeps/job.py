@@ -11,6 +11,11 @@ State = Literal["pending", "running", "ended", "lost"]
 """As the launcher sees it; "ended" says nothing of success, which `result.json` alone tells. lost: the launcher
 knows nothing of it any more."""
 
+START_MARK = "--- started "
+"""Begins the line that a launcher writes to job.log before each start of a job."""
+TIME_LIMIT_MARK = "--- stopped at its time limit"
+"""Begins the line that a launcher writes there after it stopped a job because its time was up."""
+
 
 @dataclass(frozen=True)
 class Job:

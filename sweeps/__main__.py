@@ -1,0 +1,50 @@
+"""python -m sweeps COMMAND …; each command is a module with `add_arguments` and `run`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from types import ModuleType
+
+from perception.errors import UserError
+
+COMMANDS = {
+    "plan": "check a plan, and print what it would launch and cost: python -m sweeps plan sweeps/plans/nightly.toml",
+    "nightly": "run a night: jobs by the plan, then the morning's report: python -m sweeps nightly PLAN",
+    "status": "how a night stands, or stood: python -m sweeps status --watch",
+    "report": "write a night's report again, and print its summary: python -m sweeps report --night 2026-11-30",
+    "scaling": "the scaling factor by night, and its regressions: python -m sweeps scaling --model lane",
+    "targets": "time to accuracy, and who holds the records: python -m sweeps targets",
+}
+
+_MODULES = {"plan": "plan_command", "report": "report_command", "targets": "targets_command"}
+"""Of the commands whose module has another name."""
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m sweeps", description="Nightly sweeps of training jobs.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    # Only the command at hand is imported, and nothing heavy before it runs: --help answers at once.
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        subparser = commands.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            module_of(name).add_arguments(subparser)
+    options = parser.parse_args(arguments)
+    return int(module_of(options.command).run(options))
+
+
+def module_of(command: str) -> ModuleType:
+    """With its `add_arguments` and `run`."""
+    return importlib.import_module(f"sweeps.{_MODULES.get(command, command)}")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

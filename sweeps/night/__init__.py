@@ -1,0 +1,1 @@
+"""One night's work: the controller, its journal and state, budget, jobs, results, what is kept."""

@@ -1,0 +1,123 @@
+"""What is kept on the disk: checkpoints that nothing will go on from are removed, the oldest first for a budget."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sweeps.night.champions import ENDED_WELL
+from sweeps.planning.plan import Retention
+from sweeps.record import JobRecord
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The checkpoints of one job."""
+
+    folder: Path
+    """Its run folder."""
+    num_bytes: int
+    ended_utc: float
+    is_champion: bool = False
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What was done, for a person."""
+
+    num_jobs: int
+    num_bytes: int
+    kept_bytes: int
+    problems: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        return (
+            f"retention: checkpoints of {self.num_jobs} jobs removed, {self.num_bytes / 2**30:.2f} GiB; "
+            f"{self.kept_bytes / 2**30:.2f} GiB kept"
+        )
+
+
+def useless(jobs: Iterable[JobRecord], retention: Retention) -> list[Path]:
+    """Run folders whose checkpoints go with the night: of pruned and failed jobs, and of scaling runs, which are cut
+    short to measure and trained to nothing.
+    """
+    folders = []
+    for job in jobs:
+        failed = job.status not in (*ENDED_WELL, "pruned", "answered")
+        goes = job.status == "pruned" or job.kind == "scaling" or (failed and not retention.keep_failed_checkpoints)
+        if goes and job.run_folder:
+            folders.append(Path(job.run_folder))
+    return folders
+
+
+def over_budget(kept: Sequence[Kept], budget_bytes: float) -> list[Kept]:
+    """Which go so that the others fit: the oldest first, those of champions never. Nothing goes without a budget."""
+    if not budget_bytes:
+        return []
+    total = sum(one.num_bytes for one in kept)
+    going = []
+    for one in sorted(kept, key=lambda one: (one.ended_utc, str(one.folder))):
+        if total <= budget_bytes:
+            break
+        if not one.is_champion and one.num_bytes:
+            going.append(one)
+            total -= one.num_bytes
+    return going
+
+
+def apply_retention(
+    root: Path, retention: Retention, jobs: Sequence[JobRecord], past: Iterable[JobRecord], champions: Iterable[str]
+) -> Removal:
+    """Of the night's `jobs`, then of all nights of the root; `champions`: run folders that are never touched.
+
+    Checkpoints alone are removed: configuration, metrics and result stay, and the records keep their hashes.
+    """
+    protected = {Path(folder) for folder in champions}
+    problems: list[str] = []
+    num_jobs = num_bytes = 0
+    for folder in useless(jobs, retention):
+        freed = 0 if folder in protected else _remove(folder, problems)
+        num_jobs, num_bytes = num_jobs + bool(freed), num_bytes + freed
+    ended = {Path(job.run_folder): job.ended_utc or 0.0 for job in (*past, *jobs) if job.run_folder}
+    kept = [
+        Kept(folder, size, ended.get(folder, folder.stat().st_mtime), folder in protected)
+        for folder in sorted(path.absolute() for path in root.glob("*/jobs/*"))
+        if (size := _size(folder))
+    ]
+    total = sum(one.num_bytes for one in kept)
+    for one in over_budget(kept, retention.disk_gib * 2**30):
+        freed = _remove(one.folder, problems)
+        num_jobs, num_bytes, total = num_jobs + bool(freed), num_bytes + freed, total - freed
+    if retention.disk_gib and total > retention.disk_gib * 2**30:
+        problems.append(
+            f"retention: {total / 2**30:.2f} GiB of checkpoints are champions', more than disk_gib = "
+            f"{retention.disk_gib:g}: raise it"
+        )
+    return Removal(num_jobs, num_bytes, total, tuple(problems))
+
+
+def _files(folder: Path) -> list[Path]:
+    return [*folder.glob("checkpoints/step-*"), *folder.glob("checkpoints/.step-*")]
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in _files(folder):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
+
+
+def _remove(folder: Path, problems: list[str]) -> int:
+    """Bytes that were freed."""
+    freed = 0
+    for path in _files(folder):
+        try:
+            size = path.stat().st_size
+            path.unlink()
+            freed += size
+        except OSError as error:
+            problems.append(f"{path}: cannot be removed ({error.strerror})")
+    return freed

@@ -1,0 +1,1 @@
+"""What a night is to do: the typed plan, its search spaces, what it costs."""
