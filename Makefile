@@ -16,11 +16,14 @@ SETUP = @python=$$($(FIND_PYTHON)); [ -n "$$python" ] || { \
 	echo 'set-up: no Python 3.11 or newer with venv found: install one (Debian, Ubuntu: apt-get install python3 python3-venv), or name yours: PYTHON=/path/to/python3' >&2; exit 2; }; \
 	"$$python" tools/setup_environment.py --engine "$(ENGINE)"
 
-.PHONY: help setup train test test-all check doctor clean
+.PHONY: help setup train test test-services test-all check doctor nightly images clean
 
 help:
 	@echo 'make train   train a model: MODEL=lane-small RANKS=2 [DATA=FOLDER] [ENGINE=horovod|torch|solo] [OUT=FOLDER] [ARGS="--set optim.lr=3e-4"]'
-	@echo 'make test    run the tests; make test-all: every engine and number of ranks for each failure too'
+	@echo 'make nightly run a night of jobs, then its morning report: PLAN=sweeps/plans/nightly.toml'
+	@echo 'make images  build the container images; with REGISTRY=host:port/org push and pin them too'
+	@echo 'make test    run the tests; make test-services: with real Slurm, container engine, registry, data base and browser;'
+	@echo '             make test-all: every engine and number of ranks for each failure too'
 	@echo 'make check   ruff, mypy, import-linter and the fast tests'
 	@echo 'make doctor  say what this machine has, and what is missing'
 	@echo 'make setup   make .venv ready (every target above but doctor does it by itself)'
@@ -38,7 +41,12 @@ train:
 
 test:
 	$(SETUP)
-	@$(VENV_PYTHON) -m pytest -m 'not exhaustive' $(ARGS)
+	@$(VENV_PYTHON) -m pytest -m 'not exhaustive and not services' $(ARGS)
+
+# What is tested against a real cluster, engine, registry, data base or browser; skips those that are not installed.
+test-services:
+	$(SETUP)
+	@$(VENV_PYTHON) -m pytest -m 'services and not exhaustive' $(ARGS)
 
 # Every engine and number of ranks for every failure: over an hour on two cores.
 test-all:
@@ -50,7 +58,19 @@ check:
 	@$(VENV_PYTHON) -m ruff check .
 	@$(VENV_PYTHON) -m mypy
 	@.venv/bin/lint-imports
-	@$(VENV_PYTHON) -m pytest -q -m 'not slow' $(ARGS)
+	@$(VENV_PYTHON) -m pytest -q -n 2 -m 'not slow and not services' $(ARGS)
+
+PLAN   ?= sweeps/plans/nightly.toml
+
+nightly:
+	$(SETUP)
+	@$(VENV_PYTHON) -m sweeps nightly $(PLAN) $(ARGS)
+
+REGISTRY ?=
+
+images:
+	$(SETUP)
+	@$(VENV_PYTHON) -m containers build all $(if $(REGISTRY),--registry "$(REGISTRY)" --push) $(ARGS)
 
 # Answers without any set-up too, to say what is missing.
 doctor:

@@ -219,7 +219,7 @@ def _start(stack: ExitStack, commands: list[list[str]], environment: dict[str, s
     with (folder / "daemons.log").open("ab") as log:
         for command in commands:
             processes.append(
-                subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+                subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -10,35 +11,45 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.__main__ import COMMANDS, module_of
-
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("pipelines", "sweeps", "containers")
 
 
-def shown_commands() -> list[str]:
-    """Every `python -m pipelines …` of the pages, in code spans and in blocks."""
+def shown_commands() -> list[tuple[str, str]]:
+    """(program, rest) of every `python -m PROGRAM ...` of the pages, in code spans and in blocks."""
     text = "\n".join(page.read_text() for page in PAGES)
-    spans = re.findall(r"`([^`\n]*-m pipelines [^`\n]*)`", text)
-    lines = [line.strip() for line in text.splitlines() if line.startswith("    ") and "-m pipelines " in line]
-    return [command.split("-m pipelines ", 1)[1] for command in [*spans, *lines]]
+    shown = re.findall(r"`([^`\n]*-m \w+ [^`\n]*)`", text)
+    shown += [line.strip() for line in text.splitlines() if line.startswith("    ") and "-m " in line]
+    found = [re.search(r"-m (\w+) (.*)", command) for command in shown]
+    return [(match[1], match[2]) for match in found if match is not None and match[1] in PROGRAMS]
 
 
 def test_there_are_commands() -> None:
-    assert len(shown_commands()) > 6
+    assert {program for program, _ in shown_commands()} == set(PROGRAMS)
 
 
-PLACEHOLDERS = {"COMMAND", "E", "T"}
+PLACEHOLDERS = {"COMMAND", "E", "T", "…"}
 """Words that stand for something in a line that is not meant to be typed."""
 
 
-@pytest.mark.parametrize("command", [c for c in shown_commands() if not PLACEHOLDERS & set(re.split(r"[ =,]", c))])
-def test_commands_are_understood(command: str) -> None:
-    name, *words = shlex.split(command, comments=True)
-    assert name in COMMANDS
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [(name, text) for name, text in shown_commands() if not PLACEHOLDERS & set(re.split(r"[ =,]", text))],
+)
+def test_commands_are_understood(program: str, command: str) -> None:
+    words = shlex.split(command, comments=True)
+    if words[0] == "--image":
+        words = words[2:]
+    if ">>" in words:
+        words = words[: words.index(">>")]
+    # What a container is to do is another program's.
+    name, *words = words[: words.index("--")] if "--" in words else words
+    main = importlib.import_module(f"{program}.__main__")
+    assert name in main.COMMANDS
     parser = argparse.ArgumentParser()
-    module_of(name).add_arguments(parser)
+    main.module_of(name).add_arguments(parser)
     parser.parse_args(words)
 
 

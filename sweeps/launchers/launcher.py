@@ -1,6 +1,6 @@
 """What starts jobs: one contract for the slots of this host and for Slurm, and a twin that starts none.
 
-Tests of the contract: tests/sweeps/test_launchers.py, over every implementation.
+Tests of the contract: tests/sweeps/test_job_launchers.py, over every implementation.
 """
 
 from __future__ import annotations
