@@ -89,7 +89,10 @@ def _upper_survival(excesses: Sequence[float], needed: float) -> float:
     """Largest probability that an excess is above `needed`, over the laws that the excesses do not speak against."""
     import numpy as np
 
-    y = np.asarray(excesses, np.float64)
+    # In units of the largest: nothing depends on the scale, and what is tiny does not overflow.
+    unit = max(excesses)
+    needed = needed / unit
+    y = np.asarray(excesses, np.float64) / unit
     count, most, mean = len(y), float(y.max()), float(y.mean())
     # Shapes below 0, bounded: beyond scale / -shape there is nothing, so the largest excess bounds the scale.
     shapes = np.linspace(-1.0, -0.05, 20)[:, None]

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sweeps.search.early_end import LEAST_TRIALS, noise_of, outlook
@@ -55,6 +55,7 @@ def test_nothing_is_judged_by_few_trials_or_by_few_values() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=20, max_size=60), st.floats(0, 0.5), st.integers(1, 200))
+@example([0.0] * 19 + [2.2e-311], 0.0, 1)
 def test_it_is_a_probability_that_falls_with_the_noise_and_rises_with_the_budget(
     values: list[float], noise: float, left: int
 ) -> None:
