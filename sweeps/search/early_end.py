@@ -91,7 +91,7 @@ def _upper_survival(excesses: Sequence[float], needed: float) -> float:
 
     # In units of the largest: nothing depends on the scale, and what is tiny does not overflow.
     unit = max(excesses)
-    needed = needed / unit
+    needed = min(needed / unit, 1e100)
     y = np.asarray(excesses, np.float64) / unit
     count, most, mean = len(y), float(y.max()), float(y.mean())
     # Shapes below 0, bounded: beyond scale / -shape there is nothing, so the largest excess bounds the scale.
