@@ -41,7 +41,7 @@ train:
 
 test:
 	$(SETUP)
-	@$(VENV_PYTHON) -m pytest -m 'not exhaustive and not services' $(ARGS)
+	@$(VENV_PYTHON) -m pytest -n 2 --dist loadgroup -m 'not exhaustive and not services' $(ARGS)
 
 # What is tested against a real cluster, engine, registry, data base or browser; skips those that are not installed.
 test-services:

@@ -30,7 +30,6 @@ EXHAUSTIVE = (
     r"test_elastic\.py.*(equal_to_the_bit|a_crash_loop|too_few_ranks)",
     r"test_bench_allreduce\.py.*(a_whole_measurement|every_process|as_large_as)",
     r"test_replay\.py.*(horovod|torch-gloo)",
-    r"test_bench_replay\.py.*eight_ranks\[horovod",
     r"test_launch\.py.*all_reduce\[3-horovod",
     r"test_(training|sign_runs)\.py.*two_ranks_equal_one\[torch",
     r"test_training\.py.*(to_the_bit\[2-|configuration_trains_as_it_is\[(lane|sign-full)\]|with_75\[(2-auto-15|1-solo)|to_all_processes\[(12|15))",
@@ -39,7 +38,10 @@ EXHAUSTIVE = (
     r"test_sign_runs\.py.*begins_with_anothers",
     r"test_sign_export\.py.*pretrained",
     r"test_time_split\.py.*slow_to_load",
-    r"test_tune\.py.*a_real_search",
+    r"test_tune\.py.*(a_real_search|an_interrupt_leaves_nothing)",
+    r"test_bench_allreduce\.py.*a_profile_is",
+    r"test_bench_replay\.py.*eight_ranks",
+    r"test_layer\.py.*slow_scenario\[a_model_compiled",
 )
 """Tests, by name, that only `make test-all` runs: what is tested once on another engine or number of ranks, or long."""
 
@@ -48,6 +50,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(re.search(pattern, item.nodeid) for pattern in EXHAUSTIVE):
             item.add_marker(pytest.mark.exhaustive)
+        if item.get_closest_marker("slow") is not None:
+            # Several processes each, and times that are asserted: one after the other, beside the fast ones.
+            item.add_marker(pytest.mark.xdist_group("slow"))
 
 
 @pytest.fixture
