@@ -260,12 +260,14 @@ def test_paused_processes_take_no_time_and_go_on(group: RankGroup) -> None:
     group.pause()
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_is_told_with_its_words(group: RankGroup, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="the group: a process ended; its message is above"):
         group.ask({"do": "fail", "rank": 1})
     assert "this rank had enough" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_told(group: RankGroup, capfd: pytest.CaptureFixture[str]) -> None:
     group.pause()
     os.kill(group.pids[0], signal.SIGKILL)

@@ -35,6 +35,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_the_design_names(tmp_path: Path, cache: Path) -> None:
     out = tmp_path / "run"
     done = runs.train(out, cache, train__num_samples=13, train__checkpoint_every_steps=2)
