@@ -37,13 +37,16 @@ EXHAUSTIVE = (
     r"test_training\.py::test_a_refused_resumption",
     r"test_sign_runs\.py.*begins_with_anothers",
     r"test_sign_export\.py.*pretrained",
+    r"test_job_launchers\.py.*its_launch_failed_is_released",
+    r"test_night_(postgresql|slurm)\.py.*(two_plans_at_once|kills_requeues)",
+    r"test_slurm_training\.py.*survives_preemption",
     r"test_time_split\.py.*slow_to_load",
     r"test_tune\.py.*(a_real_search|an_interrupt_leaves_nothing)",
     r"test_bench_allreduce\.py.*a_profile_is",
     r"test_bench_replay\.py.*eight_ranks",
     r"test_layer\.py.*slow_scenario\[a_model_compiled",
 )
-"""Tests, by name, that only `make test-all` runs: what is tested once on another engine or number of ranks, or long."""
+"""Tests, by name, that only `make test-all` runs: tested once on another engine or number of ranks, long, or by the clock."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
