@@ -46,7 +46,7 @@ EXHAUSTIVE = (
     r"test_bench_replay\.py.*eight_ranks",
     r"test_layer\.py.*slow_scenario\[a_model_compiled",
 )
-"""Tests, by name, that only `make test-all` runs: tested once on another engine or number of ranks, long, or by the clock."""
+"""Tests, by name, that only `make test-all` runs: another engine or number of ranks, long, or racing the clock."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

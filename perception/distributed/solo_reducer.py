@@ -78,9 +78,12 @@ class SoloReducer:
         check_frozen(self._frozen)
         gradients = []
         for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad.detach()
-                gradients.append(parameter.grad)
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.is_sparse or gradient.requires_grad:
+                parameter.grad = gradient = gradient.to_dense() if gradient.is_sparse else gradient.detach()
+            gradients.append(gradient)
         weight = 1.0 if self._weight is None else self._weight
         divisor = self._share if self._share > 0 else 1.0
         norm = float(nn.utils.get_total_norm(gradients)) / divisor if gradients else 0.0

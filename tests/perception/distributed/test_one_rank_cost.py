@@ -21,9 +21,9 @@ LARGEST_SHARE = 0.005
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lane-small", "sign"])
+@pytest.mark.parametrize("name", ["lane", "sign"])
 def test_the_layer_takes_less_than_half_a_percent_of_a_step(name: str) -> None:
-    """zero_grad, backward's own part and finish, against zero_grad and clip_grad_norm_ on the same gradients."""
+    """zero_grad, backward of nothing and finish, against the same with clip_grad_norm_ on the same gradients."""
     config = named_config(name)
     if config.task == "sign":
         config = override(config, ["model.num_classes=43"])
@@ -40,7 +40,7 @@ def test_the_layer_takes_less_than_half_a_percent_of_a_step(name: str) -> None:
         steps.append(time.perf_counter() - began)
         gradients = [parameter.grad for parameter in parameters]
         ours.append(_seconds_of_the_layer(reducer, loss.detach(), parameters, gradients))
-        plain.append(_seconds_of_a_plain_loop(parameters, gradients))
+        plain.append(_seconds_of_a_plain_loop(loss.detach(), parameters, gradients))
         for parameter in parameters:
             parameter.grad = None
     communicator.shutdown()
@@ -72,10 +72,14 @@ def _seconds_of_the_layer(
     return taken + time.perf_counter() - began
 
 
-def _seconds_of_a_plain_loop(parameters: list[nn.Parameter], gradients: list[torch.Tensor | None]) -> float:
+def _seconds_of_a_plain_loop(
+    loss: torch.Tensor, parameters: list[nn.Parameter], gradients: list[torch.Tensor | None]
+) -> float:
+    nothing = (loss * 0).requires_grad_()
     began = time.perf_counter()
     for parameter in parameters:
         parameter.grad = None
+    nothing.backward()
     taken = time.perf_counter() - began
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
