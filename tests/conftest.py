@@ -38,6 +38,7 @@ EXHAUSTIVE = (
     r"test_sign_runs\.py.*begins_with_anothers",
     r"test_sign_export\.py.*pretrained",
     r"test_one_rank_cost\.py",
+    r"containers/test_build\.py",
     r"test_hierarchical\.py.*two_levels_against_the_engine\[(gradients_of_twenty|unused_parameters_by)",
     r"test_night\.py.*(away_at_the_start|a_full_disk_is_one_line)",
     r"test_pull_faults\.py.*ctrl_c_ends_a_pull",
