@@ -36,7 +36,8 @@ from perception.provenance import card_path, export_record, record_path
 from perception.quantise import quantise
 from perception.run_folder import write_atomic, write_json
 from perception.run_model import TrainedModel
-from perception.sign_decode_numpy import SIGN_OUTPUTS, SIZE_MULTIPLE
+from perception.sign_decode_numpy import SIGN_OUTPUTS
+from perception.tiling import SIZE_MULTIPLE
 
 OPSET = 18
 _FIRST_CALIBRATION_SCENE = 2 * FIRST_TRAINING_SCENE

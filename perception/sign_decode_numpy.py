@@ -17,15 +17,12 @@ from numpy.typing import NDArray
 
 from perception.data.signs.sample import SignPrediction
 from perception.model_config import SignModelConfig
+from perception.tiling import PADDING, padded_length, tile_starts
 
 SIGN_OUTPUTS = ("objectness", "classes", "offsets")
 """The exported network's outputs, in their order; shapes (B, N), (B, N, C), (B, N, 4), float32."""
 STRIDES = (4, 8, 16)
 """Strides of the maps whose points predict, the finest first."""
-SIZE_MULTIPLE = 32
-"""Height and width of an input are multiples of it."""
-PADDING = 114
-"""Grey beside an image that does not fill an input."""
 
 _LOG_SIZE_LIMIT = 6.0
 _CUT_PIXELS = 2.0
@@ -86,16 +83,8 @@ def lay_out(height: int, width: int, model: SignModelConfig, fixed_size: tuple[i
         overlap = min(model.tile_overlap, min(fixed_size) // 2)
         return Tiles(height, width, *fixed_size, *fixed_size, overlap)
     tile_height, tile_width = (min(length, model.tile_size or length) for length in (height, width))
-    input_height, input_width = (-(-length // SIZE_MULTIPLE) * SIZE_MULTIPLE for length in (tile_height, tile_width))
-    return Tiles(height, width, tile_height, tile_width, input_height, input_width, model.tile_overlap)
-
-
-def tile_starts(length: int, tile: int, overlap: int) -> list[int]:
-    """Where tiles begin along a side: as few as cover it, evenly spread, sharing `overlap` pixels or more."""
-    if length <= tile:
-        return [0]
-    steps = -(-(length - tile) // (tile - overlap))
-    return [round(number * (length - tile) / steps) for number in range(steps + 1)]
+    sides = padded_length(tile_height), padded_length(tile_width)
+    return Tiles(height, width, tile_height, tile_width, *sides, model.tile_overlap)
 
 
 def decode_image(outputs: Sequence[Sequence[Floats]], tiles: Tiles, model: SignModelConfig) -> SignPrediction:

@@ -6,13 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from perception.data.signs.batch import PADDING
 from perception.data.signs.sample import SignPrediction
 from perception.model_config import SignModelConfig
 from perception.models.sign import SignOutput
 from perception.models.sign_decode import SignDetections, decode_signs, without_duplicates
+from perception.tiling import PADDING, padded_length, tile_starts
 
-SIZE_MULTIPLE = 32
 CUT_PIXELS = 2.0
 """A box that comes so near to an inner side of its tile is taken to be cut by it."""
 
@@ -39,17 +38,9 @@ def find_signs(model: nn.Module, image: Tensor, config: SignModelConfig) -> Sign
     )
 
 
-def tile_starts(length: int, tile: int, overlap: int) -> list[int]:
-    """Where tiles begin along a side: as few as cover it, evenly spread, sharing `overlap` pixels or more."""
-    if tile == 0 or length <= tile:
-        return [0]
-    steps = -(-(length - tile) // (tile - overlap))
-    return [round(number * (length - tile) / steps) for number in range(steps + 1)]
-
-
 def _in_tile(model: nn.Module, image: Tensor, config: SignModelConfig) -> SignDetections:
     height, width = image.shape[:2]
-    padded_height, padded_width = (-(-length // SIZE_MULTIPLE) * SIZE_MULTIPLE for length in (height, width))
+    padded_height, padded_width = padded_length(height), padded_length(width)
     padded = image.new_full((padded_height, padded_width, 3), PADDING)
     padded[:height, :width] = image
     output: SignOutput = model(padded[None])

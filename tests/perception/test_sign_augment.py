@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from perception.augment_config import SignAugmentConfig
 from perception.data.lane_targets import SampleKey
 from perception.data.signs.augment import SignAugmenter
-from perception.data.signs.batch import PADDING, SignExample, collate_crops
+from perception.data.signs.batch import SignExample, collate_crops
 from perception.data.signs.classes import GTSDB_CLASSES, GTSDB_MIRRORED
 from perception.data.signs.sample import SignSample, SignTruth
+from perception.tiling import PADDING
 
 SETTINGS = settings(deadline=None, max_examples=60)
 CLASSES = ("keep-right", "keep-left", "priority-road", "stop")

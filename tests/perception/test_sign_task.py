@@ -21,9 +21,10 @@ from perception.data.signs.sample import SignPrediction, SignSample, SignTruth
 from perception.errors import UserError
 from perception.models.sign import SignOutput
 from perception.models.sign_boxes import encode_boxes, grid_points
-from perception.sign_inference import find_signs, tile_starts
+from perception.sign_inference import find_signs
 from perception.sign_task import SignTask, with_classes
 from perception.tasks import task_for
+from perception.tiling import tile_starts
 from pipelines.configs import CONFIGS, named_config, with_options
 from tests.perception.sign_cases import TINY as TINY_MODEL
 

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from perception.augment_config import SignAugmentConfig
 from perception.data.lane_targets import SampleKey
-from perception.data.signs.batch import PADDING, SignExample
+from perception.data.signs.batch import SignExample
 from perception.data.signs.sample import Boxes, Labels, SignSample
+from perception.tiling import PADDING
 
 Image = NDArray[np.uint8]
 NOT_MIRRORED = -1

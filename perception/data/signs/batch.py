@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from perception.data.signs.sample import Boxes, Labels, SignTruth
 from perception.sign_targets import SignTargets, pad_targets
 
-PADDING = 114
-"""Grey beside an image that does not fill the network's input."""
-
 
 @dataclass(frozen=True, eq=False)
 class SignExample:
