@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from perception.errors import UserError
+from perception.run_folder import sync_folder
 
 FORMAT = 1
 
@@ -66,7 +67,7 @@ def save_checkpoint(folder: Path, step: int, samples: int, content: dict[str, An
         for temporary in (new_file, new_record):
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-    _sync_folder(folder)
+    sync_folder(folder)
     return checkpoint
 
 
@@ -171,16 +172,6 @@ def _write_synced(path: Path, data: bytes | memoryview) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """The new names survive a power cut too, where the file system can promise it."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _write_failure(folder: Path, num_bytes: int, error: OSError) -> str:

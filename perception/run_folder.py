@@ -131,7 +131,7 @@ def write_json(path: Path, value: Any) -> None:
 def describe_environment(communicator: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
     """Code revision and uncommitted changes, versions, hardware, image, ranks and data of this run."""
     return {
-        "git": _git_state(),
+        "git": {"revision": git_revision(), "diff": _git("diff", "HEAD")},
         "python": sys.version.split()[0],
         "versions": package_versions(),
         "hardware": {
@@ -168,27 +168,35 @@ def combined_manifest(digests: list[str]) -> str:
     return f"{sum(int(digest, 16) for digest in digests) % _MANIFEST_MODULUS:064x}"
 
 
-def _git_state() -> dict[str, str | None]:
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(Path(__file__).parent), *arguments],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=20,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout
+def git_revision() -> str | None:
+    """Of the code that runs. A container image has no checkout; it says what it was built from."""
+    return (_git("rev-parse", "HEAD") or os.environ.get("PERCEPTION_GIT_REVISION", "")).strip() or None
 
-    revision = git("rev-parse", "HEAD")
-    return {
-        # A container image has no checkout; it says what it was built from.
-        "revision": revision.strip() if revision else os.environ.get("PERCEPTION_GIT_REVISION"),
-        "diff": git("diff", "HEAD"),
-    }
+
+def _git(*arguments: str) -> str | None:
+    """What git says of this code's checkout; None where there is none."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def sync_folder(folder: Path) -> None:
+    """New names in it survive a power cut too, where the file system can promise it."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def gpu_names() -> list[str]:

@@ -220,7 +220,8 @@ def _drive(
     try:
         if overran:
             close_overrun(night_run)
-        controller = Controller(night_run, classify, stop)
+        rules = night_run.plan.failures
+        controller = Controller(night_run, lambda folder, status: classify(folder, status, rules=rules), stop)
         if not controller.drive():
             return False
         close(night_run, controller.cpu_seconds)

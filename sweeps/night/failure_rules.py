@@ -1,4 +1,4 @@
-"""What words in a log tell of a failure and what is done about it: the table that `sweeps.failures` goes by."""
+"""What words in a log tell of a failure and what is done about it: the table that `failures` goes by."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import re
@@ -122,7 +123,6 @@ def make_record(
 
     `latest` is the status with which it ended, which the journal need not hold to the second.
     """
-    planned = job.planned
     allocated = job.rank_seconds_allocated + (ended.rank_seconds_allocated if ended else 0.0)
     wasted = job.rank_seconds_wasted + (ended.rank_seconds_wasted if ended else 0.0)
     _, wasted = split_useful(allocated, wasted if status in SUCCESSES else allocated)
@@ -135,21 +135,8 @@ def make_record(
     checkpoint, target = _part(result, "checkpoint"), _part(result, "target")
     objective = plan.objectives[0].metric if plan.objectives else ""
     failure = cast(Failure, ended.failure) if ended is not None and ended.failure in get_args(Failure) else None
-    return JobRecord(
-        night=night.night,
-        job=job.name,
-        plan=night.plan,
-        model=planned.model,
-        kind=planned.kind,
-        trial=planned.trial,
-        config_hash=planned.config_hash,
-        space_hash=planned.space_hash,
-        parameters=dict(planned.parameters),
-        seed=planned.seed,
-        num_nodes=planned.num_nodes,
-        num_ranks=planned.num_ranks,
-        launcher=night.launcher,
-        hardware=night.hardware,
+    return dataclasses.replace(
+        _planned_record(night, job),
         image=str(environment.get("image_digest") or night.image),
         git_revision=str(_part(environment, "git").get("revision") or night.git_revision),
         data_manifest=_manifest(environment),
@@ -175,7 +162,6 @@ def make_record(
         checkpoint_sha256=str(checkpoint.get("sha256") or ""),
         weights_sha256=str(checkpoint.get("weights_sha256") or ""),
         run_folder=str(folder),
-        command=reproduce_command(planned),
         submitted_utc=job.attempts[0].announced_utc if job.attempts else None,
         started_utc=min((s.started_utc for s in statuses if s.started_utc is not None), default=None),
         ended_utc=max((s.ended_utc for s in statuses if s.ended_utc is not None), default=None),
@@ -189,6 +175,26 @@ def make_record(
 
 def answered_record(night: NightRecord, job: JobState, source: JobRecord) -> JobRecord:
     """Of a configuration that was run before in this night: the figures are that job's, no time was spent."""
+    return dataclasses.replace(
+        _planned_record(night, job),
+        seed=source.seed,
+        num_nodes=source.num_nodes,
+        num_ranks=source.num_ranks,
+        image=source.image,
+        git_revision=source.git_revision,
+        data_manifest=source.data_manifest,
+        status="answered",
+        cause=f"the same configuration as {source.job} ({source.status})",
+        objective_name=source.objective_name,
+        objective=source.objective,
+        metrics=dict(source.metrics),
+        target_metric=source.target_metric,
+        target_value=source.target_value,
+    )
+
+
+def _planned_record(night: NightRecord, job: JobState) -> JobRecord:
+    """What is known of a job before it runs."""
     planned = job.planned
     return JobRecord(
         night=night.night,
@@ -200,21 +206,11 @@ def answered_record(night: NightRecord, job: JobState, source: JobRecord) -> Job
         config_hash=planned.config_hash,
         space_hash=planned.space_hash,
         parameters=dict(planned.parameters),
-        seed=source.seed,
-        num_nodes=source.num_nodes,
-        num_ranks=source.num_ranks,
+        seed=planned.seed,
+        num_nodes=planned.num_nodes,
+        num_ranks=planned.num_ranks,
         launcher=night.launcher,
         hardware=night.hardware,
-        image=source.image,
-        git_revision=source.git_revision,
-        data_manifest=source.data_manifest,
-        status="answered",
-        cause=f"the same configuration as {source.job} ({source.status})",
-        objective_name=source.objective_name,
-        objective=source.objective,
-        metrics=dict(source.metrics),
-        target_metric=source.target_metric,
-        target_value=source.target_value,
         command=reproduce_command(planned),
     )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perception.errors import UserError
+from perception.run_folder import sync_folder
 from sweeps.night.events import Event, from_row, to_row
 
 _CHUNK_BYTES = 1 << 16
@@ -36,7 +37,7 @@ class Journal:
             if tail.num_cut_bytes:
                 os.ftruncate(descriptor, tail.num_whole_bytes)
                 os.fsync(descriptor)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         except OSError as error:
             raise UserError(f"{path}: cannot be opened ({error.strerror}); give another --root") from None
         self.cut_bytes = tail.num_cut_bytes
@@ -147,12 +148,3 @@ def _without_torn_line(path: Path, end: int, size: int) -> Tail:
     except ValueError:
         return Tail(last_begin, size - last_begin)
     return Tail(end, size - end)
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -9,14 +9,13 @@ import json
 import os
 import re
 import socket
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perception.errors import UserError
-from perception.run_folder import write_atomic
+from perception.run_folder import git_revision, write_atomic
 from sweeps.night.budget import Limits, deadline_utc
 from sweeps.night.champions import best_known
 from sweeps.night.clock import Clock
@@ -193,7 +192,7 @@ def begin_night(
         num_slots=launcher.num_slots(),
         hardware=launcher.hardware(),
         image=plan.image,
-        git_revision=git_revision(),
+        git_revision=git_revision() or "",
         started_utc=now_utc,
         budget_rank_seconds=budget.rank_hours * 3600 or None,
         deadline_utc=deadline_utc(now_utc, budget.deadline, budget.max_minutes or None, plan.path),
@@ -282,22 +281,6 @@ def close(run: NightRun, cpu_seconds: float) -> NightRecord:
     now = run.clock.now()
     run.record(ControllerStopped(now, run.state.closing, cpu_seconds), NightClosed(now, record))
     return record
-
-
-def git_revision() -> str:
-    """Of the code that the controller runs; empty outside of a repository."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=20,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
 
 
 def _node_notes(state: NightState) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from perception.config import RunConfig
 from perception.errors import UserError
 from pipelines.configs import named_config, with_options
+from sweeps.night.failure_rules import FailureRule
 from sweeps.planning.space import SearchSpace, assignments
 
 Direction = Literal["maximize", "minimize"]
@@ -283,6 +284,8 @@ class Plan:
     retries: Retries = Retries()
     retention: Retention = Retention()
     notify: Notify = Notify()
+    failures: tuple[FailureRule, ...] = ()
+    """[[failures]]: words in a log that tell of a failure, and what to do; they go before the built-in table."""
     text: str = ""
     """The file as it was read."""
     path: str = ""

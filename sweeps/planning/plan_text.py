@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from perception.config import RunConfig, flatten
 from perception.errors import UserError, nearest
 from pipelines.configs import CONFIGS, named_config, with_options
+from sweeps.night.failure_rules import rule_from_plan
 from sweeps.planning import plan as plans
 from sweeps.planning.plan import FIGURES, METRICS, ModelPlan, Plan
 from sweeps.planning.space import SearchSpace, as_value, assignments, check_sampler, parameter_from
@@ -49,6 +50,10 @@ def parse_plan(text: str, path: str) -> Plan:
     models = table.pop("models", [])
     if not isinstance(models, list) or not all(isinstance(row, dict) for row in models):
         raise UserError(f"{path}: models must be tables: write [[models]]")
+    rows = table.pop("failures", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path}: failures must be tables: write [[failures]]")
+    rules = tuple(rule_from_plan(row, f"{path}: failures[{index}]") for index, row in enumerate(rows))
     for name in ("text", "path"):
         if name in table:
             raise UserError(f"{path}: field {name} is unknown")
@@ -66,7 +71,7 @@ def parse_plan(text: str, path: str) -> Plan:
     for model in built:
         if model.sampler == "grid" and plan.search.storage != "journal":
             raise UserError(f"{path}: models.{model.model}.sampler = grid is for search.storage = journal only")
-    return dataclasses.replace(plan, models=built)
+    return dataclasses.replace(plan, models=built, failures=rules)
 
 
 def build(cls: type[_Table], table: Mapping[str, Any], where: str, prefix: str) -> _Table:

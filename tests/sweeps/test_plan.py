@@ -156,6 +156,17 @@ def test_the_study_is_another_where_values_cannot_be_compared() -> None:
         assert study_name(parsed_model(SLURM.replace(old, new))) != name, new
 
 
+def test_a_plans_own_failures_are_rules_and_mistakes_in_them_are_named() -> None:
+    block = '[[failures]]\npattern = "lost .* storage"\nfailure = "data"\naction = "retry"\nmax_retries = 7\n'
+    (rule,) = parse(SLURM + block).failures
+    assert (rule.failure, rule.action, rule.max_retries, rule.patterns) == ("data", "retry", 7, ("lost .* storage",))
+    assert parse(SLURM).failures == ()
+    with pytest.raises(UserError, match=r'night\.toml: failures\[1\]: failure = "dta" is unknown; did you mean "data"'):
+        parse(SLURM + block + block.replace('"data"', '"dta"'))
+    with pytest.raises(UserError, match=r"night\.toml: failures must be tables"):
+        parse("failures = 3\n" + SLURM)
+
+
 def test_dotted_names_may_be_written_without_quotes() -> None:
     plain = SLURM.replace('models.space."optim.lr"', "models.space.optim.lr")
     plain = plain.replace('[models.overrides]\n"data.num', "[models.overrides.data]\nnum").replace(
