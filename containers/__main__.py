@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from types import ModuleType
 
 from containers.errors import ContainerError
 
@@ -51,7 +52,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
     return arguments[:place], arguments[place + 1 :]
 
 
-def module_of(command: str):  # type: ignore[no-untyped-def]
+def module_of(command: str) -> ModuleType:
     """With its `add_arguments` and `run`."""
     return importlib.import_module(f"containers.{_MODULES.get(command, command)}")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import os
 import sys
+from types import ModuleType
 
 from perception.errors import UserError
+from pipelines.commands import command_module, run_command
 
 COMMANDS = {
     "train": "train a model: python -m pipelines train lane-small --data generated --ranks 2",
@@ -29,16 +29,7 @@ _MODULES = {"data": "data_check"}
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--image"]:
         in_image(arguments)
-    parser = argparse.ArgumentParser(prog="python -m pipelines", description="Per-model training commands.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    # Only the command at hand is imported, and no torch before it runs: --help answers at once.
-    chosen = next((word for word in arguments if not word.startswith("-")), None)
-    for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary, description=summary)
-        if name == chosen:
-            module_of(name).add_arguments(subparser)
-    options = parser.parse_args(arguments)
-    return int(module_of(options.command).run(options))
+    return run_command("pipelines", "Per-model training commands.", COMMANDS, _MODULES, arguments)
 
 
 def in_image(arguments: list[str]) -> None:
@@ -50,9 +41,9 @@ def in_image(arguments: list[str]) -> None:
     os.execv(sys.executable, [*argv, "python", "-m", "pipelines", *arguments[2:]])
 
 
-def module_of(command: str):  # type: ignore[no-untyped-def]
+def module_of(command: str) -> ModuleType:
     """With its `add_arguments` and `run`."""
-    return importlib.import_module(f"pipelines.{_MODULES.get(command, command.replace('-', '_'))}")
+    return command_module("pipelines", _MODULES, command)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import sys
 from types import ModuleType
 
 from perception.errors import UserError
+from pipelines.commands import command_module, run_command
 
 COMMANDS = {
     "plan": "check a plan, and print what it would launch and cost: python -m sweeps plan sweeps/plans/nightly.toml",
@@ -23,21 +22,12 @@ _MODULES = {"plan": "plan_command", "report": "report_command", "targets": "targ
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m sweeps", description="Nightly sweeps of training jobs.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    # Only the command at hand is imported, and nothing heavy before it runs: --help answers at once.
-    chosen = next((word for word in arguments if not word.startswith("-")), None)
-    for name, summary in COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary, description=summary)
-        if name == chosen:
-            module_of(name).add_arguments(subparser)
-    options = parser.parse_args(arguments)
-    return int(module_of(options.command).run(options))
+    return run_command("sweeps", "Nightly sweeps of training jobs.", COMMANDS, _MODULES, arguments)
 
 
 def module_of(command: str) -> ModuleType:
     """With its `add_arguments` and `run`."""
-    return importlib.import_module(f"sweeps.{_MODULES.get(command, command)}")
+    return command_module("sweeps", _MODULES, command)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ begin)
     echo "$marker"
     ;;
 end)
-    for left in /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/log/bootstrap.log /root/.cache \
+    for left in /var/log/apt /var/log/dpkg.log /var/log/alternatives.log /var/log/bootstrap.log ~root/.cache \
         /var/cache/ldconfig/aux-cache /var/cache/apt/*.bin /var/cache/debconf/*-old /var/lib/dpkg/*-old \
         /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow-; do
         # What an earlier layer has stays: its removal would be recorded with the time of the build.

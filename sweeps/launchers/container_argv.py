@@ -24,9 +24,9 @@ from sweeps.job import Job
 def mounted_folders(job: Job, working_folder: Path) -> list[Path]:
     """Folders that a job's container sees; none lies within another.
 
-    >>> job = Job("a", ("train", "--data", "/data/culane", "--list=/data/culane/train.txt"), Path("/work/runs/a"))
-    >>> [str(folder) for folder in mounted_folders(job, Path("/work"))]
-    ['/data/culane', '/work']
+    >>> job = Job("a", ("train", "--data", "/data/culane", "--list=/data/culane/train.txt"), Path("/home/anna/runs/a"))
+    >>> [str(folder) for folder in mounted_folders(job, Path("/home/anna"))]
+    ['/data/culane', '/home/anna']
     """
     wanted = {job.run_folder, working_folder}
     for word in job.argv[1:]:

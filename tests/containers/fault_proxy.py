@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
+
+from tests.containers.local_server import QuietHandler, serving
 
 BLOBS = r"/blobs/sha256:"
 MANIFESTS = r"/manifests/"
@@ -74,36 +75,14 @@ class FaultProxy:
 @contextmanager
 def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
     state = FaultProxy(upstream)
-    server = _Server(("127.0.0.1", 0), _Handler)
-    server.state = state
-    state.address = f"127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield state
-    finally:
-        state.closing.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(_Handler, state) as state.address:
+        try:
+            yield state
+        finally:
+            state.closing.set()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    state: FaultProxy
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Clients go away in the middle; that is what the tests are about."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
+class _Handler(QuietHandler):
     def do_GET(self) -> None:
         self._forward()
 

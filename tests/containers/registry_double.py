@@ -13,10 +13,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from containers.manifests import OCI_INDEX, OCI_MANIFEST
+from tests.containers.local_server import QuietHandler, serving
 from tests.containers.token_issuer import SERVICE, TokenIssuer
 
 
@@ -144,33 +144,11 @@ class RegistryDouble:
 @contextmanager
 def registry_double() -> Iterator[RegistryDouble]:
     state = RegistryDouble()
-    server = _Server(("127.0.0.1", 0), _Handler)
-    server.state = state  # type: ignore[attr-defined]
-    state.address = f"127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with serving(_Handler, state) as state.address:
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that go away are expected."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
+class _Handler(QuietHandler):
     def do_GET(self) -> None:
         self._answer()
 
@@ -182,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @property
     def state(self) -> RegistryDouble:
-        return self.server.state  # type: ignore[attr-defined,no-any-return]
+        return self.server.state
 
     def _answer(self) -> None:
         state = self.state

@@ -68,7 +68,7 @@ SETTINGS = {
     "two_gpus": RunSettings(
         image=IMAGE,
         command=("python", "-m", "pipelines", "bench"),
-        user=User(0, 0, "root"),
+        user=User(1001, 1001, "ben"),
         gpus=("0", "GPU-5fa2"),
         ulimits={"memlock": (1024, 8192)},
         secrets=Path("/run/user/1000/roadfuse-secrets-x"),

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -20,6 +19,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
+
+from tests.containers.local_server import QuietHandler, serving
 
 SERVICE = "test registry"
 ISSUER = "test issuer"
@@ -101,35 +102,13 @@ def token_issuer(users: Mapping[str, str] | None = None, public: tuple[str, ...]
         .sign(key, hashes.SHA256())
     )
     issuer = TokenIssuer(key, certificate.public_bytes(serialization.Encoding.DER), dict(users or {}), public)
-    server = _Server(("127.0.0.1", 0), _Handler)
-    server.issuer = issuer  # type: ignore[attr-defined]
-    issuer.address = f"127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with serving(_Handler, issuer) as issuer.address:
         yield issuer
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that go away are expected."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
+class _Handler(QuietHandler):
     def do_GET(self) -> None:
-        issuer: TokenIssuer = self.server.issuer  # type: ignore[attr-defined]
+        issuer: TokenIssuer = self.server.state
         kind, _, pair = self.headers.get("Authorization", "").partition(" ")
         user, _, password = base64.b64decode(pair).decode().partition(":") if kind == "Basic" else ("", "", "")
         scopes = [scope for text in parse_qs(urlsplit(self.path).query).get("scope", []) for scope in text.split()]
