@@ -24,6 +24,7 @@ from perception.ema import MovingAverage
 from perception.errors import UserError
 from perception.evaluation import autocast, evaluate
 from perception.optimizer import build_optimizer, use_bf16
+from perception.rank_state import float_buffers, gather_rank_state, restore_rank_state
 from perception.run_folder import RunFolder
 from perception.step_clock import CAUSES, RankMeans, StepClock, timer_for
 from perception.stopping import StopOrder, StopRequest
@@ -135,16 +136,10 @@ class Trainer:
         if content.get("gradient_order"):
             self.reducer.follow(content["gradient_order"])
         local = content["local"]
-        if len(local["random"]) == self.communicator.size:
-            own = self.communicator.rank
-            torch.set_rng_state(local["random"][own])
-            self._set_local_buffers(local["buffers"][own], local["averages"][own])
-            self._set_reduction_state(local["reduction"][own] if "reduction" in local else torch.zeros(0))
-        else:
-            self._set_local_buffers(torch.stack(local["buffers"]).mean(0), torch.stack(local["averages"]).mean(0))
-            # Errors add up over ranks, so their sum stays as it is; factors may have any scale.
-            before = local.get("reduction") or [torch.zeros(0)]
-            self._set_reduction_state(torch.stack(before).sum(0) / self.communicator.size)
+        same_ranks = restore_rank_state(
+            local, self.communicator, self.model, self.average, self.reducer, self.telemetry.say
+        )
+        if not same_ranks:
             self.telemetry.say(self._change_of_ranks(stored.train, len(local["random"])))
         self.progress = Progress(content["step"], content["samples"], content["nonfinite_steps"], content["seconds"])
         self.telemetry.say(f"resumed from {path} at step {content['step']}, {content['samples']} images seen")
@@ -238,7 +233,7 @@ class Trainer:
         rate = schedule.learning_rate(self.config.optim, self.peak_lr, progress.samples, num_samples)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        _, buffers = self._local_buffers()
+        buffers = list(float_buffers(self.model).values())
         before = [buffer.clone() for buffer in buffers]
         extras, names = self._gradients(batches, count, clock, stop)
         with clock.measuring("finish"):
@@ -359,7 +354,7 @@ class Trainer:
 
     def _save(self, metrics: dict[str, float] | None) -> Checkpoint | None:
         """Collect all ranks' local state; the first rank writes. All ranks learn of a failure."""
-        local = self._gather_local()
+        local = gather_rank_state(self.communicator, self.model, self.average, self.reducer)
         averaged = self.averaged_model().state_dict()
         optimizer = self.update.optimizer_state()
         failure: str | None = None
@@ -406,52 +401,4 @@ class Trainer:
         return (
             f"{line}global batch {self.global_batch} instead of {batch_before} ({shares}), peak learning rate "
             f"{self.peak_lr:.3g} instead of {rate_before:.3g} ({optim.lr_scaling} rule)"
-        )
-
-    def _gather_local(self) -> dict[str, list[Tensor]]:
-        """What differs between ranks: batch-norm buffers, their averages, random state, errors of the wire format."""
-        names, buffers = self._local_buffers()
-        averages = [self.average.tensors[name] for name in names] if self.average else []
-        return {
-            "random": self.communicator.allgather(torch.get_rng_state()),
-            "buffers": self.communicator.allgather(_flatten(buffers)),
-            "averages": self.communicator.allgather(_flatten(averages)),
-            "reduction": self.communicator.allgather(_flatten(self.reducer.local_state())),
-        }
-
-    def _set_reduction_state(self, flat: Tensor) -> None:
-        """Errors of a lossy wire format; those of another format or rank do not fit, and start from 0."""
-        state = [torch.empty_like(tensor) for tensor in self.reducer.local_state()]
-        if flat.numel() != sum(tensor.numel() for tensor in state):
-            self.telemetry.say(
-                "the checkpoint's gradient errors do not fit distributed.wire_format or powersgd_rank: left out"
-            )
-            return
-        _unflatten(flat, state)
-        self.reducer.load_local_state(state)
-
-    def _set_local_buffers(self, flat: Tensor, averages: Tensor) -> None:
-        names, buffers = self._local_buffers()
-        _unflatten(flat, buffers)
-        if self.average is not None:
-            _unflatten(averages, [self.average.tensors[name] for name in names])
-
-    def _local_buffers(self) -> tuple[list[str], list[Tensor]]:
-        pairs = [(name, buffer) for name, buffer in self.model.named_buffers() if buffer.is_floating_point()]
-        return [name for name, _ in pairs], [buffer for _, buffer in pairs]
-
-
-def _flatten(tensors: list[Tensor]) -> Tensor:
-    flat = [tensor.detach().float().cpu().reshape(-1) for tensor in tensors]
-    return torch.cat(flat) if flat else torch.zeros(0)
-
-
-def _unflatten(flat: Tensor, tensors: list[Tensor]) -> None:
-    start = 0
-    for tensor in tensors:
-        tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
-        start += tensor.numel()
-    if start != flat.numel():
-        raise UserError(
-            "the checkpoint's batch-norm buffers do not fit this model; resume with the run's own config.json"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,8 @@ from sweeps.night.state import NightState, fold
 from sweeps.night.trials import ModelTrials, NoSearch, Search
 from sweeps.planning.plan import Plan
 from sweeps.planning.plan_text import parse_plan
-from sweeps.record import NightRecord
-from tests.sweeps.fake_launcher import FakeClock, FakeSearch, KillSwitch
+from sweeps.record import JobRecord, NightRecord
+from tests.sweeps.fake_launcher import Behaviour, FakeClock, FakeLauncher, FakeSearch, KillSwitch
 
 MODEL = """
 [[models]]
@@ -167,3 +168,17 @@ class _KillableJournal(Journal):
                 file.truncate(before + (self.path.stat().st_size - before) // 2)
             raise
         self._switch.passed()
+
+
+def case(folder: Path, plan=None, behave=None, slots: int = 4, **more) -> Case:  # type: ignore[no-untyped-def]
+    clock, switch = FakeClock(), KillSwitch()
+    launcher = FakeLauncher(clock, slots, behave or (lambda job: Behaviour()), switch)
+    return Case(folder, plan or make_plan(), launcher, clock, switch, **more)
+
+
+def by_kind(records: list[JobRecord]) -> Counter[str]:
+    return Counter(record.kind for record in records)
+
+
+def records_of(night: Case) -> list[JobRecord]:
+    return night.state().records
