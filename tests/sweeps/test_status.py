@@ -16,7 +16,7 @@ from sweeps.night.state import NightState, fold
 from sweeps.status import run, summary
 from tests.sweeps.fake_launcher import Behaviour, FakeClock, FakeLauncher
 from tests.sweeps.night_cases import PRUNING, Case, make_plan
-from tests.sweeps.test_controller import hard_night
+from tests.sweeps.test_controller_kills import hard_night
 
 ROOT = Path(__file__).resolve().parents[2]
 
