@@ -118,13 +118,15 @@ def finish(folder: NightFolder, history: History) -> int:
 
 
 def make_launcher(plan: Plan, folder: NightFolder) -> Launcher:
+    # Controllers alone need them.
+    secret_variables = (plan.search.url_variable, *plan.notify.url_variables)
     if plan.launcher == "slurm":
         from sweeps.launchers.slurm import SlurmLauncher
 
-        return SlurmLauncher(plan.slurm, folder.launcher)
+        return SlurmLauncher(plan.slurm, folder.launcher, secret_variables=secret_variables)
     from sweeps.launchers.local import LocalLauncher
 
-    return LocalLauncher(plan.local.slots, folder.launcher)
+    return LocalLauncher(plan.local.slots, folder.launcher, secret_variables=secret_variables)
 
 
 def _chosen(every: list[Found], mine: list[Found], name: str, resume: bool) -> Found | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -112,7 +114,7 @@ def need(accounting: bool = False) -> None:
 def slurm_cluster(
     folder: Path,
     num_nodes: int,
-    port: int = 16817,
+    port: int | None = None,
     gpus_per_node: int = 0,
     accounting: bool = False,
     scheduler: Literal["backfill", "builtin"] = "backfill",
@@ -121,8 +123,10 @@ def slurm_cluster(
     """Yield the environment in which srun and its kin talk to a cluster of `num_nodes` idle nodes.
 
     With GPUs the nodes have 64 cores and the partitions nightly and scavenge, of which nightly preempts the other.
-    `scheduler` builtin: strictly first in, first out. Ports: `port`, one more a node, and two more for accounting.
+    `scheduler` builtin: strictly first in, first out. Ports: `port`, one more a node, and two more for accounting;
+    without it, free ones.
     """
+    port = _free_ports(num_nodes + 3) if port is None else port
     (folder / "state").mkdir(parents=True)
     conf = folder / "slurm.conf"
     first = port + 1
@@ -156,7 +160,10 @@ def slurm_cluster(
         commands = [["slurmctld", "-D", "-c", "-f", str(conf)]]
         commands += [["slurmd", "-D", "-f", str(conf), "-N", f"node{n}"] for n in range(num_nodes)]
         _start(stack, commands, environment, folder)
-        _wait_for(lambda: _idle_nodes(environment) >= num_nodes, f"{num_nodes} idle nodes")
+        try:
+            _wait_for(lambda: _idle_nodes(environment) >= num_nodes, f"{num_nodes} idle nodes")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{_account_of(folder, environment)}") from None
         try:
             yield environment
         finally:
@@ -232,6 +239,27 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on, below those that the kernel gives to clients."""
+    for _ in range(100):
+        first = random.randrange(10_000, 30_000)
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("", port))
+        except OSError:
+            continue
+        return first
+    raise TimeoutError(f"no {count} free ports in a row in 100 attempts")
+
+
+def _account_of(folder: Path, environment: dict[str, str]) -> str:
+    """What the nodes and the daemons say, for the message of a cluster that did not come up."""
+    nodes = subprocess.run(["sinfo", "-N", "-l"], env=environment, capture_output=True, text=True, check=False)
+    logs = [f"{log.name}:\n{log.read_text(errors='replace')[-2000:]}" for log in sorted(folder.glob("*.log"))[:6]]
+    return "\n".join([nodes.stdout, nodes.stderr, *logs])
 
 
 def _idle_nodes(environment: dict[str, str]) -> int:

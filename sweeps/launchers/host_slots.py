@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ class Slot:
     cores: tuple[int, ...]
     gpu: str = ""
     """As CUDA_VISIBLE_DEVICES names it; empty: none."""
+    seats: tuple[str, ...] = ()
+    """What it takes of the host, by names that all controllers have in common: its GPU, or a place on each core."""
 
 
 def host_slots(count: int, environ: Mapping[str, str]) -> tuple[Slot, ...]:
@@ -39,10 +42,13 @@ def divide(count: int, cores: Sequence[int], gpus: Sequence[str]) -> tuple[Slot,
     [(0, 1), (2, 3)]
     """
     slots = []
+    taken: Counter[int] = Counter()
     for index in range(count):
         begin, end = index * len(cores) // count, (index + 1) * len(cores) // count
-        mine = tuple(cores[begin:end]) or (cores[index % len(cores)],)
-        slots.append(Slot(mine, gpus[index] if gpus else ""))
+        mine = tuple(cores[begin : max(end, begin + 1)])
+        places = tuple(f"core-{core}.{taken[core]}" for core in mine)
+        taken.update(mine)
+        slots.append(Slot(mine, gpus[index], (f"gpu-{gpus[index]}",)) if gpus else Slot(mine, "", places))
     return tuple(slots)
 
 

@@ -5,7 +5,7 @@ Tests of the contract: tests/sweeps/test_job_launchers.py, over every implementa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from perception.errors import UserError
@@ -17,6 +17,11 @@ class LauncherError(Exception):
 
     A submission that is repeated after it starts nothing twice, whether or not the first one arrived.
     """
+
+
+def inherited_environment(environ: Mapping[str, str], secret_variables: Collection[str]) -> dict[str, str]:
+    """What jobs see of a controller's environment: all but the variables that hold secrets."""
+    return {name: value for name, value in environ.items() if name not in secret_variables}
 
 
 class Launcher(Protocol):

@@ -2,6 +2,7 @@
 
 A folder holds two files a job: NAME.job.json, what was submitted, and NAME.run.json, what became of it, which the
 keeper writes. NAME.lock is held by the keeper for as long as it lives: whoever can take it knows that the job is over.
+With it the keeper holds the job's seats of this host, so that several controllers start no more than there is room for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from perception.errors import UserError
 from perception.run_folder import write_json
 from sweeps.job import Job, JobStatus
 from sweeps.launchers.container_argv import local_container_argv
+from sweeps.launchers.host_claims import HOST_FOLDER, Claims
 from sweeps.launchers.host_slots import describe_host, host_slots, slot_cores, slot_environment
-from sweeps.launchers.launcher import LauncherError
+from sweeps.launchers.launcher import LauncherError, inherited_environment
 from sweeps.launchers.local_keeper import start_time
 from sweeps.launchers.placement import Waiting, place
 
@@ -52,6 +54,8 @@ class _Entry:
     """The keeper's process id, where this process started it and has to bury it."""
     started_utc: float | None = None
     num_spawns: int = 0
+    waits_for: str = ""
+    """Said once it was so, and until it starts: a reason that came and went would fill a journal."""
     cancelled: bool = False
     told_to_end: bool = False
     """Its keeper was, after it was cancelled."""
@@ -64,17 +68,26 @@ class LocalLauncher:
     name = "local"
 
     def __init__(
-        self, slots: int, folder: Path, grace_seconds: float = 60.0, reserve_after_seconds: float = 600.0
+        self,
+        slots: int,
+        folder: Path,
+        grace_seconds: float = 60.0,
+        reserve_after_seconds: float = 600.0,
+        host_folder: Path | None = None,
+        secret_variables: Collection[str] = (),
     ) -> None:
         """`slots` 0: one a GPU, or else one a core. `folder`: kept for as long as its jobs are of interest.
 
         `grace_seconds`: from SIGTERM to SIGKILL. `reserve_after_seconds`: a job that has waited so long is not passed
-        over by smaller ones any more.
+        over by smaller ones any more. `host_folder`: of the seats that all controllers on this host share; None: as
+        everybody. `secret_variables`: of the environment, not for jobs.
         """
         self._slots = host_slots(slots, os.environ)
         self._folder = folder.absolute()
         self._grace_seconds = grace_seconds
         self._reserve_after_seconds = reserve_after_seconds
+        self._secret_variables = frozenset(secret_variables)
+        self._claims = Claims(host_folder or HOST_FOLDER, [slot.seats for slot in self._slots])
         self._host = socket.gethostname()
         self._entries: dict[str, _Entry] = {}
         self._live: dict[str, _Entry] = {}
@@ -143,7 +156,8 @@ class LocalLauncher:
         """There is one node only: without it nothing could run, so nothing is done."""
 
     def close(self) -> None:
-        """Keepers and their jobs go on; nothing is held here that would have to be let go."""
+        """Keepers and their jobs go on."""
+        self._claims.settle(keep=False)
 
     # One job
 
@@ -186,21 +200,29 @@ class LocalLauncher:
 
     def _start_waiting(self) -> None:
         waiting = {name: entry for name, entry in self._live.items() if not entry.slots}
-        if not waiting:
-            return
-        held = {slot for entry in self._live.values() for slot in entry.slots}
-        free = [slot for slot in range(len(self._slots)) if slot not in held]
-        if not free:
-            return
-        now = time.time()
-        queue = [
-            Waiting(name, entry.job.num_ranks, entry.job.priority, entry.order, now - entry.submitted_utc)
-            for name, entry in waiting.items()
-        ]
-        for name, slots in place(queue, free, self._reserve_after_seconds):
-            self._start(waiting[name], slots)
+        busy = {slot for entry in self._live.values() for slot in entry.slots}
+        is_overdue = False
+        try:
+            free = self._claims.take(set(range(len(self._slots))) - busy) if waiting else []
+            if len(busy) + len(free) < len(self._slots):
+                for entry in waiting.values():
+                    entry.waits_for = "other controllers on this host hold slots"
+            now = time.time()
+            queue = [
+                Waiting(name, entry.job.num_ranks, entry.job.priority, entry.order, now - entry.submitted_utc)
+                for name, entry in waiting.items()
+            ]
+            for name, slots in place(queue, free, self._reserve_after_seconds):
+                self._start(waiting[name], slots, self._claims.locks(slots))
+                self._claims.hand_over(slots)
+            is_overdue = any(
+                job.waited_seconds >= self._reserve_after_seconds and not waiting[job.name].slots for job in queue
+            )
+        finally:
+            self._claims.settle(keep=is_overdue)
 
-    def _start(self, entry: _Entry, slots: tuple[int, ...]) -> None:
+    def _start(self, entry: _Entry, slots: tuple[int, ...], locks: Sequence[int]) -> None:
+        """`locks` of its seats, for the keeper to inherit."""
         job = entry.job
         try:
             job.run_folder.mkdir(parents=True, exist_ok=True)
@@ -220,7 +242,8 @@ class LocalLauncher:
         keeper += [str(job.run_folder / "job.log"), entry.cwd, str(job.time_limit_seconds), str(self._grace_seconds)]
         keeper += [",".join(str(core) for core in slot_cores(mine)), *argv]
         try:
-            process_id = _spawn(keeper, {**os.environ, **told}, lock)
+            inherited = inherited_environment(os.environ, self._secret_variables)
+            process_id = _spawn(keeper, {**inherited, **told}, [lock, *locks])
         except OSError as error:
             raise LauncherError(f"job {job.name}: no process can be started now ({error.strerror})") from error
         finally:
@@ -276,7 +299,7 @@ class LocalLauncher:
 
     def _status(self, entry: _Entry) -> JobStatus:
         if not entry.slots or entry.started_utc is None:
-            return JobStatus(entry.job.name, self._id(entry), "pending")
+            return JobStatus(entry.job.name, self._id(entry), "pending", entry.waits_for)
         return JobStatus(
             name=entry.job.name,
             id=self._id(entry),
@@ -338,8 +361,8 @@ class LocalLauncher:
         return True
 
 
-def _spawn(argv: Sequence[str], environment: Mapping[str, str], lock: int) -> int:
-    """Start a keeper in a session of its own, with the lock as its descriptor 3, and SIGTERM blocked until it is ready.
+def _spawn(argv: Sequence[str], environment: Mapping[str, str], locks: Sequence[int]) -> int:
+    """Start a keeper in a session of its own, with the open locks, and SIGTERM blocked until it is ready.
 
     No subprocess.Popen: the keeper is to outlive whoever started it, and so belongs to none.
     """
@@ -348,7 +371,8 @@ def _spawn(argv: Sequence[str], environment: Mapping[str, str], lock: int) -> in
         argv[0],
         list(argv),
         environment,
-        file_actions=[*opened, (os.POSIX_SPAWN_DUP2, lock, 3)],
+        # Duplicated onto itself a file stays open in the new program.
+        file_actions=[*opened, *((os.POSIX_SPAWN_DUP2, lock, lock) for lock in locks)],
         setsid=True,
         setsigmask=[signal.SIGTERM],
         setsigdef=[signal.SIGINT, signal.SIGHUP, signal.SIGPIPE],

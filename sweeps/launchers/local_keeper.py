@@ -2,10 +2,10 @@
 
     python -I -S local_keeper.py RECORD LOG FOLDER LIMIT_SECONDS GRACE_SECONDS CORES COMMAND ...
 
-It outlives the controller, holds the job's lock (an open file that it inherited) for as long as it lives, and is the
-only one that signals the job. SIGTERM asks it to end the job. RECORD is a JSON file that was there before: it is
-replaced with the keeper's process and start time before the job starts, and with the end after it. Standard library
-only, and few modules: it starts in a few hundredths of a second.
+It outlives the controller, holds the locks of the job and of its seats (open files that it inherited) for as long as
+it lives, and is the only one that signals the job. SIGTERM asks it to end the job. RECORD is a JSON file that was there
+before: it is replaced with the keeper's process and start time before the job starts, and with the end after it.
+Standard library only, and few modules: it starts in a few hundredths of a second.
 """
 
 import contextlib

@@ -9,14 +9,14 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from perception.errors import UserError
 from sweeps.job import Job, JobStatus
 from sweeps.launchers.container_argv import pinned
-from sweeps.launchers.launcher import LauncherError
+from sweeps.launchers.launcher import LauncherError, inherited_environment
 from sweeps.launchers.slurm_commands import SlurmRefused, run_slurm, slurm_environment
 from sweeps.launchers.slurm_entry import Entry
 from sweeps.launchers.slurm_files import (
@@ -65,12 +65,21 @@ class SlurmLauncher:
 
     name = "slurm"
 
-    def __init__(self, settings: SlurmSettings, folder: Path, patience: SlurmPatience | None = None) -> None:
-        """`folder`: seen by every node under the same path, as are the jobs' run folders."""
+    def __init__(
+        self,
+        settings: SlurmSettings,
+        folder: Path,
+        patience: SlurmPatience | None = None,
+        secret_variables: Collection[str] = (),
+    ) -> None:
+        """`folder`: seen by every node under the same path, as are the jobs' run folders.
+
+        `secret_variables`: of the environment, not for jobs, nor for Slurm, which stores what sbatch sees.
+        """
         self._settings = settings
         self._folder = folder.absolute()
         self._patience = patience or SlurmPatience()
-        self._environ = slurm_environment(os.environ)
+        self._environ = slurm_environment(inherited_environment(os.environ, secret_variables))
         self._submissions: dict[str, Submission] = {}
         self._entries: dict[str, Entry] = {}
         self._live: dict[str, Entry] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,7 +59,7 @@ def alive(process_id: int) -> bool:
 
 
 class Make(Protocol):
-    def __call__(self, folder: Path) -> Launcher: ...
+    def __call__(self, folder: Path, secret_variables: Collection[str] = ()) -> Launcher: ...
 
 
 class Contract:
@@ -173,6 +173,27 @@ class Contract:
         status = status_when(successor, job.name, "ended")
         assert (status.exit_code, status.num_starts) == (7, 1)
         assert status.allocated_seconds < 30
+
+    def test_a_job_sees_the_environment_without_its_secrets(
+        self, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nor do they stand in any file of the launcher."""
+        secrets = {"SWEEPS_STORAGE_URL": "postgresql://us:not-to-be-shown@host/trials", "CHAT_URL": "not-to-be-shown"}
+        for name, value in {**secrets, "PLAIN_SETTING": "inherited as it is"}.items():
+            monkeypatch.setenv(name, value)
+        launcher = make(tmp_path, secret_variables=tuple(secrets))
+        jobs = [
+            Job(f"night.{name}.1", ("env",), tmp_path / name, starts_ranks=False, time_limit_seconds=600.0)
+            for name in ("a", "b")
+        ]
+        launcher.submit_many(jobs)
+        for job in jobs:
+            assert status_when(launcher, job.name, "ended").exit_code == 0
+            log = (job.run_folder / "job.log").read_text()
+            assert "PLAIN_SETTING=inherited as it is" in log
+            assert not any(name in log for name in secrets) and "not-to-be-shown" not in log
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert not [path for path in files if b"not-to-be-shown" in path.read_bytes()]
 
     def test_what_it_is_made_of_is_told(self, make: Make, tmp_path: Path) -> None:
         launcher = make(tmp_path)

@@ -5,8 +5,13 @@
 Its figures are made up: the metric depends on optim.lr and the seed by a formula. It takes signals, control.json,
 checkpoints and --resume-if-possible as a real run does. Standard library only: it starts in a few hundredths of a
 second. STAND_IN_SECONDS is its length.
+
+STAND_IN_GATE names a folder: half way it waits there until it is let through, so that a test knows where a night stands
+on a machine of any speed. It takes one file "token-…" away, or finds a file "open"; "held" and "passed" in its run
+folder tell how far it is. Signals and control.json end the wait.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -17,6 +22,7 @@ from pathlib import Path
 
 NUM_STEPS = 20
 NUM_EVALUATIONS = 4
+HELD_STEP = NUM_STEPS // 2
 EXIT_PREEMPTED = 75
 
 
@@ -38,12 +44,20 @@ def main() -> int:
     checkpoints.mkdir(parents=True, exist_ok=True)
     step = max((int(path.stem[5:]) for path in checkpoints.glob("step-*.json")), default=0)
     append(folder / "starts.txt", f"{os.getpid()} from step {step}\n")
+    append(folder / "variables.txt", f"{' '.join(sorted(os.environ))}\n")
     if result_file.exists():
         if json.loads(result_file.read_text())["status"] == "finished":
             return 0
         result_file.unlink()
     status, cause = "finished", ""
+    gate = os.environ.get("STAND_IN_GATE")
     while step < NUM_STEPS:
+        if gate and step >= HELD_STEP and not (folder / "passed").exists():
+            (folder / "held").touch()
+            while not stopped and not control.exists() and not may_pass(Path(gate)):
+                time.sleep(0.05)
+            if not stopped:
+                (folder / "passed").touch()
         time.sleep(length / NUM_STEPS)
         step += 1
         row = {"step": step, "samples": num_samples * step // NUM_STEPS, "seconds": step * length / NUM_STEPS}
@@ -70,6 +84,16 @@ def main() -> int:
     }
     write(result_file, result)
     return EXIT_PREEMPTED if status == "preempted" else 0
+
+
+def may_pass(gate: Path) -> bool:
+    if (gate / "open").exists():
+        return True
+    for token in gate.glob("token-*"):
+        with contextlib.suppress(FileNotFoundError):  # Another one was faster.
+            token.unlink()
+            return True
+    return False
 
 
 def value_of(lr: float, seed: int) -> float:

@@ -22,6 +22,7 @@ from sweeps.night.failures import classify
 from sweeps.planning.plan import SlurmSettings
 from tests import slurm_cluster
 from tests.sweeps.launcher_contract import Contract, Make, alive, make_job, result, status_when, told, wait_for
+from tests.sweeps.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,13 +35,19 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield environment
 
 
-PATIENCE = SlurmPatience(poll=0.2, accounting=0.5, settle=15.0, lost=3.0, nodes=0.5)
+PATIENCE = SlurmPatience(poll=0.2, accounting=0.5, settle=15.0, lost=3.0, nodes=0.5, releases=1)
 
 
 class TestLocal(Contract):
     @pytest.fixture
     def make(self) -> Make:
-        return lambda folder: LocalLauncher(2, folder / "launcher", grace_seconds=0.5)
+        return lambda folder, secret_variables=(): LocalLauncher(
+            2,
+            folder / "launcher",
+            grace_seconds=0.5,
+            host_folder=folder / "seats",
+            secret_variables=secret_variables,
+        )
 
     def test_a_job_has_its_slots_or_none(self, make: Make, tmp_path: Path) -> None:
         launcher = make(tmp_path)
@@ -168,7 +175,7 @@ class TestLocal(Contract):
             "from tests.sweeps.launcher_contract import make_job\n"
             "from sweeps.launchers.local import LocalLauncher\n"
             "folder = Path(sys.argv[2])\n"
-            "launcher = LocalLauncher(2, folder / 'launcher')\n"
+            "launcher = LocalLauncher(2, folder / 'launcher', host_folder=folder / 'seats')\n"
             "launcher.adopt('night.')\n"
             "jobs = [make_job(folder, f'night.{n}.1', 0.05) for n in range(6)]\n"
             "for job in jobs:\n"
@@ -205,7 +212,9 @@ class TestSlurm(Contract):
         monkeypatch.setenv("SLURM_CONF", slurm["SLURM_CONF"])
         monkeypatch.setenv("PATH", slurm["PATH"])
         chosen = SlurmSettings(partition="nightly", gpus_per_node=8, grace_seconds=5)
-        return lambda folder: SlurmLauncher(chosen, folder / "launcher", PATIENCE)
+        return lambda folder, secret_variables=(): SlurmLauncher(
+            chosen, folder / "launcher", PATIENCE, secret_variables
+        )
 
     def test_ranks_on_two_nodes(self, make: Make, tmp_path: Path) -> None:
         launcher = make(tmp_path)
@@ -333,20 +342,25 @@ class TestSlurm(Contract):
         launcher = make(tmp_path)
         spool = Path(slurm["SLURM_CONF"]).with_name("spool-node0")
         aside = spool.with_name("spool-aside")
+        # No other node could take the job, whatever still is being cleared.
+        subprocess.run(["scontrol", "update", "nodename=node1", "state=drain", "reason=test"], check=True)
         spool.rename(aside)
         spool.write_text("")
         try:
             job = make_job(tmp_path, "night.a.1", 0.2)
-            launcher.submit(job)
-            reasons = set()
-            while (status := launcher.poll()[job.name]).state not in ("ended", "lost"):
-                reasons.add(status.reason)
-                time.sleep(0.1)
+            id = launcher.submit(job)
+            # So it stays until the launcher looks.
+            wait_until(lambda: "held" in _reason(id), "a held job", lambda: _reason(id))
+            subprocess.run(["scontrol", "update", "nodename=node1", "state=resume"], check=True)
+            assert launcher.poll()[job.name].reason.replace("_", " ") == "launch failed requeued held"
+            status = status_when(launcher, job.name, "ended", "lost")
         finally:
             spool.unlink()
             aside.rename(spool)
-            subprocess.run(["scontrol", "update", "nodename=node0", "state=resume"], check=False)
-        assert any("held" in reason for reason in reasons), reasons
+            for node in ("node0", "node1"):
+                # Refused for a node that is in service.
+                resume = ["scontrol", "update", f"nodename={node}", "state=resume"]
+                subprocess.run(resume, check=False, capture_output=True)
         if status.reason == "launch failed requeued held":
             assert status.num_starts == 1 + PATIENCE.releases
             assert not (job.run_folder / "starts.txt").exists()
@@ -392,6 +406,13 @@ class TestSlurm(Contract):
         successor = make(tmp_path)
         assert successor.adopt("night.")[job.name].state == "pending"
         assert status_when(successor, job.name, "lost").exit_code is None
+
+
+def _reason(id: str) -> str:
+    """Why Slurm does not start the job."""
+    return subprocess.run(
+        ["squeue", "--noheader", "--format=%r", f"--jobs={id}"], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def _submits(launcher: Launcher, job: Job) -> bool:
