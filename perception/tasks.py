@@ -167,14 +167,21 @@ class LaneTask:
 
 
 class LaneMetric:
-    """CULane's and TuSimple's metrics of the same predictions, as one."""
+    """CULane's and TuSimple's metrics of the same predictions, as one, and for images of LLAMAS, CurveLanes and
+    OpenLane their own.
+    """
 
     def __init__(self) -> None:
         # Imported here: training and export need no rasteriser.
         from perception.metrics.culane import CulaneMetric
+        from perception.metrics.lane_benchmarks import BenchmarkMetric
         from perception.metrics.tusimple import TusimpleMetric
 
-        self._parts: dict[str, Metric] = {"culane": CulaneMetric(), "tusimple": TusimpleMetric()}
+        self._parts: dict[str, Metric] = {
+            "culane": CulaneMetric(),
+            "tusimple": TusimpleMetric(),
+            "benchmark": BenchmarkMetric(),
+        }
 
     def update(self, predictions: Sequence[LanePrediction], truths: Sequence[LaneTruth]) -> None:
         for part in self._parts.values():
@@ -190,5 +197,7 @@ class LaneMetric:
             part.merge({key.removeprefix(prefix): value for key, value in counts.items() if key.startswith(prefix)})
 
     def compute(self) -> dict[str, float]:
-        """culane_f1_50, culane_f1_75, culane_mf1, tusimple_accuracy, tusimple_fp, tusimple_fn and more of the two."""
+        """culane_f1_50, culane_f1_75, culane_mf1, tusimple_accuracy, tusimple_fp, tusimple_fn and more of the two;
+        llamas_f1_50, curvelanes_f1_50, openlane_f1_30 and so on where there are such images.
+        """
         return {name: value for part in self._parts.values() for name, value in part.compute().items()}

@@ -126,18 +126,28 @@ def failed_result(cause: str) -> dict[str, Any]:
 
 
 def load_sources(config: RunConfig, communicator: Communicator) -> Sources:
-    """Render what is missing, each rank of a host its share, and open the data on every rank."""
+    """Render what is missing, each rank of a host its share, and open the data on every rank.
+
+    Raises UserError where hosts hold different data.
+    """
     reported = 0.0
 
     def progress(done: int, total: int) -> None:
         nonlocal reported
         if communicator.is_first and (time.monotonic() - reported > 5 or done == total):
             reported = time.monotonic()
-            print(f"rendering {config.task} scenes: {done} of {total} parts", flush=True)
+            print(f"preparing {config.task} images: {done} of {total} parts", flush=True)
 
     share = (communicator.local_rank, communicator.local_size)
     _together(communicator, lambda: prepare_sources(config.data, config.task, share, progress), everywhere=True)
-    return open_sources(config.data, config.task)
+    sources = open_sources(config.data, config.task)
+    sizes = sorted(set(communicator.allgather_object(len(sources.train))))
+    if len(sizes) > 1:
+        raise UserError(
+            f"{config.data.source}: ranks have {sizes[0]} and {sizes[-1]} training images: give all hosts equal data "
+            "and the same image"
+        )
+    return sources
 
 
 def begin_from_trained(trainer: Trainer) -> None:

@@ -1,6 +1,7 @@
 """`evaluate`: score prediction files against label files with the official metrics.
 
-python -m pipelines evaluate lane --predictions P --labels L --metric culane|tusimple [--list FILE] [--json FILE]
+python -m pipelines evaluate lane --predictions P --labels L --metric culane|tusimple|llamas|curvelanes|openlane
+    [--list FILE] [--json FILE]
 python -m pipelines evaluate sign --predictions P --labels L --format coco|gtsdb|… [--list LIST] [--json FILE]
 """
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from perception.metrics.sign_files import SignEvaluation
 
 TASKS = ("lane", "sign")
-METRICS = ("culane", "tusimple")
+METRICS = ("culane", "tusimple", "llamas", "curvelanes", "openlane")
 _GROUPINGS = {
     "size": "root of area, px",
     "side": "longer side, px",
@@ -30,8 +31,7 @@ _GROUPINGS = {
     "class": "class",
 }
 _COLUMNS = ("truths", "ap", "ap50", "ap50_class_agnostic", "gtsdb_auc", "tt100k_accuracy", "tt100k_recall")
-_CULANE_SIZE = (1640, 590)
-_CULANE_SIZE_TEXT = "x".join(str(length) for length in _CULANE_SIZE)
+_CULANE_SIZE = (590, 1640)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,14 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--predictions",
         type=Path,
         required=True,
-        help="culane: folder of *.lines.txt; tusimple: file of JSON lines; sign: JSON file, a list of COCO results, or "
-        "an object with images, categories and annotations that have scores",
+        help="culane, llamas: folder of *.lines.txt; curvelanes: of *.lines.json; openlane: of *.json; tusimple: file "
+        "of JSON lines; sign: JSON file, a list of COCO results, or an object with images, categories and annotations "
+        "that have scores",
     )
     parser.add_argument(
         "--labels",
         type=Path,
         required=True,
-        help="lane: the same layout as the predictions; sign: COCO label file, or folder of the data set",
+        help="culane, tusimple: the same layout as the predictions; llamas: labels/valid; curvelanes: valid; openlane: "
+        "lane3d_1000/validation; sign: COCO label file, or folder of the data set",
     )
     parser.add_argument("--metric", choices=METRICS, help="lane: which")
     parser.add_argument("--format", help="sign: coco, gtsdb or another format of sign labels, or auto")
@@ -55,8 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--list",
         type=Path,
         metavar="LIST",
-        help="culane: list of images, or the folder of the test splits; without it all label files. sign: list of the "
-        "format, or train, validation, test (without it: test); predictions of other images are then left out",
+        help="culane: list of images, or the folder of the test splits; curvelanes, openlane: list of images; without "
+        "it all label files. sign: list of the format, or train, validation, test (without it: test); predictions of "
+        "other images are then left out",
     )
     parser.add_argument(
         "--class-map", metavar="MAP", help="sign: TOML file or built-in map that merges or drops classes"
@@ -72,9 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="tusimple: drop lanes without a single point")
     parser.add_argument(
         "--image-size",
-        default=_CULANE_SIZE_TEXT,
         metavar="WIDTHxHEIGHT",
-        help="culane: size of the images; lanes are scaled from it to the metric's 1640x590 (default: %(default)s)",
+        help="lane: size of the images, from which lanes are scaled to the metric's own, which is the default: culane "
+        "1640x590, llamas 1276x717, openlane 1920x1280; curvelanes: each image's own",
     )
 
 
@@ -96,15 +99,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
         lines = sign_table(evaluation)
     else:
-        width, height = _parse_size(arguments.image_size)
         evaluation = evaluate_lane_files(
             arguments.predictions,
             arguments.labels,
             arguments.metric,
             list_path=arguments.list,
             strict=arguments.strict,
-            image_height=height,
-            image_width=width,
+            image_size=None if arguments.image_size is None else _parse_size(arguments.image_size),
         )
         lines = [f"{evaluation.num_images} images", *_figure_lines(evaluation.metrics)]
     for warning in evaluation.warnings:
@@ -165,32 +166,42 @@ def evaluate_lane_files(
     metric: str,
     list_path: Path | None = None,
     strict: bool = False,
-    image_height: int = _CULANE_SIZE[1],
-    image_width: int = _CULANE_SIZE[0],
+    image_size: tuple[int, int] | None = None,
 ) -> LaneEvaluation:
-    """Score files with the metric "culane" (two folders) or "tusimple" (two files of JSON lines).
+    """Score files with one of `METRICS`: two folders, or for "tusimple" two files of JSON lines.
 
-    `list_path` and the image size are for culane, `strict` is for tusimple; see
-    perception.metrics.lane_files for what counts how. Raises UserError for a wrong path or file.
+    `list_path` and the image size, (height, width), are not for tusimple, `strict` is for it alone; see
+    perception.metrics.lane_files and lane_benchmark_files for what counts how. Raises UserError for a wrong path or
+    file.
     """
     # NumPy, SciPy and OpenCV are imported here so that --help answers at once.
+    from perception.metrics.lane_benchmark_files import evaluate_benchmark_folders
     from perception.metrics.lane_files import evaluate_culane_folders, evaluate_tusimple_files
 
     if metric not in METRICS:
         raise UserError(f'--metric "{metric}" is unknown{nearest(metric, METRICS)}')
     if metric == "tusimple":
-        if list_path is not None:
-            raise UserError("--list goes with --metric culane; a tusimple label file names its own images")
+        for option, value in (("--list", list_path), ("--image-size", image_size)):
+            if value is not None:
+                raise UserError(
+                    f"{option} goes with --metric culane; a tusimple label file names its own images and rows"
+                )
         return evaluate_tusimple_files(predictions, labels, strict)
     if strict:
-        raise UserError("--strict goes with --metric tusimple; culane has no such mode")
-    return evaluate_culane_folders(predictions, labels, list_path, image_height, image_width)
+        raise UserError(f"--strict goes with --metric tusimple; {metric} has no such mode")
+    if metric == "culane":
+        return evaluate_culane_folders(predictions, labels, list_path, *(image_size or _CULANE_SIZE))
+    return evaluate_benchmark_folders(metric, predictions, labels, list_path, image_size)
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
     """Raises UserError for an option of the other task, or a missing one of this."""
     of_task: dict[str, dict[str, Any]] = {
-        "lane": {"--metric": arguments.metric, "--strict": arguments.strict},
+        "lane": {
+            "--metric": arguments.metric,
+            "--strict": arguments.strict,
+            "--image-size": arguments.image_size is not None,
+        },
         "sign": {
             "--format": arguments.format,
             "--class-map": arguments.class_map,
@@ -202,8 +213,6 @@ def _check_options(arguments: argparse.Namespace) -> None:
     for option, value in of_task[other].items():
         if value:
             raise UserError(f"{option} goes with evaluate {other}")
-    if arguments.task == "sign" and arguments.image_size != _CULANE_SIZE_TEXT:
-        raise UserError("--image-size goes with evaluate lane")
     if arguments.task == "lane" and arguments.metric is None:
         raise UserError(f"give --metric; allowed: {', '.join(METRICS)}")
     if arguments.task == "sign" and arguments.format is None:
@@ -222,10 +231,11 @@ def _shown(value: float | None) -> str:
 
 
 def _parse_size(text: str) -> tuple[int, int]:
+    """(height, width)."""
     match = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", text)
     if match is None:
         raise UserError(f"--image-size {text}: write it as WIDTHxHEIGHT, e.g. 1640x590")
-    return int(match[1]), int(match[2])
+    return int(match[2]), int(match[1])
 
 
 def _write_atomically(path: Path, text: str) -> None:

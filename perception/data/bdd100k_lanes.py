@@ -22,6 +22,7 @@ byte: bits 0 to 2 the category, bit 3 background, bit 4 the style, bit 5 the dir
 | outline as it goes to and fro                            | by `lane_repair`                                     |
 | image whose labels are absent or null                    | kept without lanes                                   |
 | image listed twice                                       | the first is kept                                    |
+| image without labels                                     | left out, counted                                    |
 
 Labels of test are not published. No real files of this format were at hand when this was written.
 """
@@ -42,7 +43,7 @@ from perception.data.lane_folder import LabelledImage, LaneFolder
 from perception.data.lane_repair import repair_points
 from perception.data.sample import ReadReport
 from perception.data.signs.fields import a_list, a_number, a_text, an_object, member, read_json
-from perception.data.signs.listing import find_images, image_name, split_or_list
+from perception.data.signs.listing import find_images, image_name, note_unlisted, split_or_list
 from perception.errors import MissingListError, UserError
 
 BDD100K_HEIGHT, BDD100K_WIDTH = 720, 1280
@@ -113,6 +114,7 @@ def read_bdd100k_lanes(
         images.append(LabelledImage(found.get(stem, f"images/100k/{part or 'train'}/{stem}.jpg"), where, lanes))
     if not images:
         raise UserError(f"{source}: no image in these BDD100K labels")
+    note_unlisted(folder, (image.name for image in images), report)
     return LaneFolder(folder, images, images_required, (BDD100K_HEIGHT, BDD100K_WIDTH), report)
 
 

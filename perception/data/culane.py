@@ -8,7 +8,7 @@ repairs what it reads. Rules, each counted in ReadReport with file:line of the f
 | empty file                                        | an image without lanes                                     |
 | blank line; line with one point                   | dropped                                                    |
 | odd count of numbers                              | the last number dropped                                    |
-| NaN or infinity                                   | the point dropped                                          |
+| NaN, infinity, a number beyond any image          | the point dropped                                          |
 | consecutive duplicate points                      | one kept                                                   |
 | points from top to bottom                         | reversed                                                   |
 | y that does not fall strictly                     | the longest run of points whose y does is kept             |
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,7 @@ from perception.data.lane_folder import check_size
 from perception.data.lane_repair import repair_points
 from perception.data.lane_store import pack_lanes, pack_names, unpack_name
 from perception.data.sample import LaneSample, LaneTruth, ReadReport
+from perception.data.signs.fields import LARGEST_NUMBER
 from perception.errors import UserError
 
 CULANE_HEIGHT, CULANE_WIDTH = 590, 1640
@@ -67,7 +68,7 @@ class ParsedLane:
     """What was left unread: an odd last number, or everything from the first text that is no number."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ListEntry:
     name: str
     """Image path relative to the data set's folder."""
@@ -184,56 +185,64 @@ class CulaneDataset:
         numbers = {name: number for number, name in enumerate(self._category_names)}
         self._category_of_image = np.array([numbers[name] for name in names_of_categories], dtype=np.int16)
         self._names = pack_names([entry.name for entry in entries])
-        listed = [(entry.name, entry.where) for entry in entries]
-        self._image_names = pack_names(locate_images(folder, listed, images_required, self.report))
-        images = self._read_labels(entries)
-        self._lanes = pack_lanes(images)
+        self._image_names = pack_names(
+            locate_images(folder, [(entry.name, entry.where) for entry in entries], images_required, self.report)
+        )
+        self.lanes = pack_lanes(self._read_labels(entries))
         self.report.images = len(entries)
-        self.report.lanes = sum(len(lanes) for lanes in images)
+        self.report.lanes = len(self.lanes.lane_starts) - 1
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self.lanes)
 
     def truth(self, index: int) -> LaneTruth:
         """Labels of one image, in the image's own size (from its header)."""
-        path = self._image_path(index)
+        path = self.image_path(index)
         if path is None:
             name = unpack_name(self._names, index)
-            return LaneTruth(name, CULANE_HEIGHT, CULANE_WIDTH, self._lanes.lanes(index), None, self._category(index))
+            return LaneTruth(name, CULANE_HEIGHT, CULANE_WIDTH, self.lanes.lanes(index), None, self._category(index))
         return self._truth(index, *image_size(path))
 
     def sample(self, index: int) -> LaneSample:
-        path = self._image_path(index)
+        path = self.image_path(index)
         if path is None:
             raise UserError(f"{self._folder / unpack_name(self._names, index)}: image is missing")
         image = read_image(path)
         return LaneSample(image, self._truth(index, image.shape[0], image.shape[1]))
 
     def _truth(self, index: int, height: int, width: int) -> LaneTruth:
-        name, lanes = unpack_name(self._names, index), self._lanes.lanes(index)
+        name, lanes = unpack_name(self._names, index), self.lanes.lanes(index)
         check_size(lanes, height, f"{self._folder / label_name(name)}: lanes")
         return LaneTruth(name, height, width, lanes, None, self._category(index))
 
     def _category(self, index: int) -> str | None:
         return self._category_names[self._category_of_image[index]] or None
 
-    def _image_path(self, index: int) -> Path | None:
+    def image_path(self, index: int) -> Path | None:
+        """None where the image is absent."""
         name = unpack_name(self._image_names, index)
         return self._folder / name if name else None
 
-    def _read_labels(self, entries: list[ListEntry]) -> list[list[NDArray[np.float32]]]:
-        paths = [self._folder / label_name(entry.name) for entry in entries]
-        missing = [label_name(entry.name) for entry, path in zip(entries, paths, strict=True) if not path.is_file()]
+    def _read_labels(self, entries: list[ListEntry]) -> Iterator[list[NDArray[np.float32]]]:
+        """Lanes of each entry; raises UserError at the end where label files are missing."""
+        missing = []
+        for entry in entries:
+            path = self._folder / label_name(entry.name)
+            try:
+                lanes = read_label_file(path, self.report)
+            except UserError:
+                if path.is_file():
+                    raise
+                missing.append(label_name(entry.name))
+                continue
+            if entry.num_flagged_lanes is not None and entry.num_flagged_lanes != len(lanes):
+                self.report.note("list: lane flags differ from the label file: label file counts", entry.where)
+            yield lanes
         if missing:
             raise UserError(
                 f"{self._folder}: {len(missing)} of {len(entries)} label files are missing, first: "
                 f"{', '.join(missing[:3])}; an image without lanes has an empty label file"
             )
-        images = [read_label_file(path, self.report) for path in paths]
-        for entry, lanes in zip(entries, images, strict=True):
-            if entry.num_flagged_lanes is not None and entry.num_flagged_lanes != len(lanes):
-                self.report.note("list: lane flags differ from the label file: label file counts", entry.where)
-        return images
 
 
 def _parse_lane(line: bytes, number: int) -> ParsedLane:
@@ -275,17 +284,19 @@ def _repaired_lane(line: bytes, where: str, report: ReadReport) -> NDArray[np.fl
         report.note("blank line: dropped", where)
         return None
     try:
-        numbers = np.array([float(token) for token in tokens])
+        numbers = list(map(float, tokens))
     except ValueError:
         wrong = next(token for token in tokens if not _is_number(token))
         text = wrong[:40].decode("utf-8", "replace")
         raise UserError(f'{where}: "{text}" is no number; a lane is "x y x y ..." in pixels') from None
     if len(numbers) % 2:
         report.note("odd count of numbers: last dropped", where)
-    with np.errstate(over="ignore"):
-        points = numbers[: len(numbers) // 2 * 2].reshape(-1, 2).astype(np.float32)
-    if len(points) > 1 and (points[1:, 1] < points[:-1, 1]).all() and np.isfinite(points).all():
-        return points  # as nearly every lane is
+    with np.errstate(over="ignore", invalid="ignore"):
+        points = np.array(numbers[: len(numbers) // 2 * 2], dtype=np.float32).reshape(-1, 2)
+        total = float(np.abs(points).sum())
+    # As nearly every lane is. A sum with a number that is not finite, or in no image, is none or larger.
+    if total <= LARGEST_NUMBER and len(points) > 1 and (points[1:, 1] < points[:-1, 1]).all():
+        return points
     return repair_points(points, where, report, in_sequence=True)
 
 

@@ -69,7 +69,7 @@ def read_curvelanes(
     labelled = [
         LabelledImage(name, where, read_label(folder / _label_of(name), report)) for name, where in images.items()
     ]
-    return LaneFolder(folder, labelled, images_required, (CURVELANES_HEIGHT, CURVELANES_WIDTH), report)
+    return LaneFolder(folder, labelled, images_required, (CURVELANES_HEIGHT, CURVELANES_WIDTH), report, "curvelanes")
 
 
 def read_label(path: Path, report: ReadReport) -> list[NDArray[np.float32]]:

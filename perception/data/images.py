@@ -29,7 +29,7 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
 """File name endings, in the order in which a missing image's twin of another format is looked for."""
 
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
-_PNG_START = b"\x89PNG\r\n\x1a\n"
+_PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
 # Start-of-frame markers hold the size; C4, C8 and CC among them mean other things.
 _JPEG_FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE_MARKERS = frozenset((0x01, *range(0xD0, 0xD9)))
@@ -45,8 +45,7 @@ def read_image(path: Path) -> NDArray[np.uint8]:
     data = _read_bytes(path)
     if not data:
         raise UserError(f"{path}: image file is empty; copy it again from its source")
-    # Some OpenCV 4 builds return a JPEG that is cut short with its lower part grey, and no error.
-    cut_short = data.startswith(_JPEG_START) and _JPEG_END not in data[data.rfind(b"\xff\xda") :]
+    cut_short = _is_cut_short(data)
     try:
         decoded = (
             None
@@ -56,7 +55,8 @@ def read_image(path: Path) -> NDArray[np.uint8]:
     except cv2.error:
         decoded = None
     if decoded is None:
-        what = "is cut short" if cut_short else "cannot be decoded (cut short, or not an image)"
+        is_jpeg = data.startswith(_JPEG_START)
+        what = "is cut short" if cut_short and is_jpeg else "cannot be decoded (cut short, or not an image)"
         raise UserError(f"{path}: image {what}; copy it again from its source")
     return np.asarray(cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB), dtype=np.uint8)
 
@@ -88,6 +88,14 @@ def _read_bytes(path: Path, limit: int = -1) -> bytes:
             return file.read(limit)
     except OSError as error:
         raise UserError(f"{path}: image cannot be read ({error.strerror})") from None
+
+
+def _is_cut_short(data: bytes) -> bool:
+    if data.startswith(_JPEG_START):
+        # Some OpenCV 4 builds return one that is cut short with its lower part grey, and no error.
+        return _JPEG_END not in data[data.rfind(b"\xff\xda") :]
+    # Of a PNG that is, they write a warning of their own beside the one line that the user gets.
+    return data.startswith(_PNG_START) and data.rfind(_PNG_END) < 0
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:

@@ -38,38 +38,40 @@ class LaneFolder:
         images_required: bool,
         absent_size: tuple[int, int],
         report: ReadReport,
+        benchmark: str | None = None,
     ) -> None:
         """Raises UserError where an image is required and missing; else it is taken to be of `absent_size`."""
-        self.report = report
+        self.report, self._benchmark = report, benchmark
         self._folder, self._absent_size = folder, absent_size
         self._names = pack_names([image.name for image in images])
         listed = [(image.name, image.where) for image in images]
         self._image_names = pack_names(locate_images(folder, listed, images_required, report))
-        self._lanes = pack_lanes([image.lanes for image in images])
+        self.lanes = pack_lanes([image.lanes for image in images])
         report.images = len(images)
         report.lanes = sum(len(image.lanes) for image in images)
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self.lanes)
 
     def truth(self, index: int) -> LaneTruth:
         """Labels of one image, in the image's own size (from its header)."""
-        path = self._image_path(index)
+        path = self.image_path(index)
         return self._truth(index, *(self._absent_size if path is None else image_size(path)))
 
     def sample(self, index: int) -> LaneSample:
-        path = self._image_path(index)
+        path = self.image_path(index)
         if path is None:
             raise UserError(f"{self._folder / unpack_name(self._names, index)}: image is missing")
         image = read_image(path)
         return LaneSample(image, self._truth(index, image.shape[0], image.shape[1]))
 
     def _truth(self, index: int, height: int, width: int) -> LaneTruth:
-        name, lanes = unpack_name(self._names, index), self._lanes.lanes(index)
+        name, lanes = unpack_name(self._names, index), self.lanes.lanes(index)
         check_size(lanes, height, f"{self._folder / name}: its lanes")
-        return LaneTruth(name, height, width, lanes)
+        return LaneTruth(name, height, width, lanes, benchmark=self._benchmark)
 
-    def _image_path(self, index: int) -> Path | None:
+    def image_path(self, index: int) -> Path | None:
+        """None where the image is absent."""
         name = unpack_name(self._image_names, index)
         return self._folder / name if name else None
 

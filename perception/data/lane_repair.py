@@ -2,7 +2,7 @@
 
 | points                                     | rule                                                                  |
 |--------------------------------------------|-----------------------------------------------------------------------|
-| not finite                                 | dropped                                                               |
+| not finite, beyond any image               | dropped                                                               |
 | the same as the one before                 | dropped                                                               |
 | from top to bottom                         | reversed                                                              |
 | y neither falls nor rises all along        | ordered by y where that makes the line shorter: they were unordered;  |
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perception.data.sample import ReadReport
+from perception.data.signs.fields import LARGEST_NUMBER
 
 
 def repair_points(
@@ -31,6 +32,10 @@ def repair_points(
     if not finite.all():
         report.note("point that is not finite: dropped", where, int((~finite).sum()))
         points = points[finite]
+    near = (np.abs(points) <= LARGEST_NUMBER).all(axis=1)
+    if not near.all():
+        report.note("point beyond any image: dropped", where, int((~near).sum()))
+        points = points[near]
     if len(points) > 1:
         distinct = np.concatenate([[True], (np.diff(points, axis=0) != 0).any(axis=1)])
         if not distinct.all():

@@ -6,7 +6,8 @@ reference counts are touched; flat arrays stay shared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,13 +39,18 @@ class LaneStore:
         )
 
 
-def pack_lanes(images: Sequence[Sequence[NDArray[np.float32]]]) -> LaneStore:
-    """Pack, for each image, its lanes of shape (K, 2)."""
-    lanes = [lane for image in images for lane in image]
+def pack_lanes(images: Iterable[Sequence[NDArray[np.float32]]]) -> LaneStore:
+    """Pack, for each image, its lanes of shape (K, 2); of images that are read one by one none stays beside."""
+    points, lane_lengths, image_lengths = bytearray(), array("q"), array("q")
+    for lanes in images:
+        image_lengths.append(len(lanes))
+        for lane in lanes:
+            lane_lengths.append(len(lane))
+            points += lane.tobytes()
     return LaneStore(
-        points=np.concatenate(lanes) if lanes else np.zeros((0, 2), np.float32),
-        lane_starts=_starts([len(lane) for lane in lanes]),
-        image_starts=_starts([len(image) for image in images]),
+        points=np.frombuffer(points, dtype=np.float32).reshape(-1, 2),
+        lane_starts=_starts(lane_lengths),
+        image_starts=_starts(image_lengths),
     )
 
 

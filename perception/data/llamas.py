@@ -20,6 +20,7 @@ label reader (Behrendt and Soussan, "Unsupervised Labeled Lane Markers Using Map
 | below the nearest marker                              | that marker's line is continued to the bottom or the border |
 | every marker horizontal or vertical                   | nothing is continued (the original reader fails)            |
 | marker whose start or end lies above or below the image | dropped (the original reader fails or wraps around)       |
+| image without a label beside labelled ones            | left out, counted                                           |
 
 The nearest marker is the one whose start has the least `world_start.z`; where that is not known, the lowest.
 """
@@ -38,7 +39,7 @@ from numpy.typing import NDArray
 from perception.data.lane_folder import LabelledImage, LaneFolder
 from perception.data.sample import ReadReport
 from perception.data.signs.fields import a_list, a_number, a_text, an_object, member, read_json
-from perception.data.signs.listing import split_or_list
+from perception.data.signs.listing import note_unlisted, split_or_list
 from perception.errors import MissingListError, UserError
 
 LLAMAS_HEIGHT, LLAMAS_WIDTH = 717, 1276
@@ -99,7 +100,8 @@ def read_llamas(
         images.append(LabelledImage(name.as_posix(), str(path), read_label(path, report, all_lanes)))
     if not images:
         raise UserError(f"{folder / place}: no *.json in this folder or below it")
-    return LaneFolder(folder, images, images_required, (LLAMAS_HEIGHT, LLAMAS_WIDTH), report)
+    note_unlisted(folder, (image.name for image in images), report)
+    return LaneFolder(folder, images, images_required, (LLAMAS_HEIGHT, LLAMAS_WIDTH), report, "llamas")
 
 
 def read_label(path: Path, report: ReadReport, all_lanes: bool = False) -> list[NDArray[np.float32]]:

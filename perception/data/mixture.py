@@ -48,7 +48,7 @@ def read_mixture(path: Path) -> tuple[Part, ...]:
     """Parts in the file's order. Raises UserError that names the part and the field."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: mixture of data sets cannot be read ({error})") from None
     unknown = sorted(set(raw) - {"part"})
     if unknown:

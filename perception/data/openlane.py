@@ -16,6 +16,7 @@ the data set's own 2D evaluation, unless `curbs` is False.
 | u and v of different length                   | UserError with the place                                    |
 | several lane3d_* folders with this part       | UserError that names them: give one as the list             |
 | image labelled twice                          | both, as two samples, counted                               |
+| image without a label beside labelled ones    | left out, counted                                           |
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from perception.data.lane_folder import LabelledImage, LaneFolder
 from perception.data.lane_repair import repair_points
 from perception.data.sample import ReadReport
 from perception.data.signs.fields import a_list, a_number, a_whole_number, an_object, listed, member, read_json
-from perception.data.signs.listing import image_name, split_or_list
+from perception.data.signs.listing import image_name, note_unlisted, split_or_list
 from perception.errors import MissingListError, UserError
 
 OPENLANE_HEIGHT, OPENLANE_WIDTH = 1280, 1920
@@ -70,7 +71,8 @@ def read_openlane(
         images.append(LabelledImage(name, str(path), _read_lanes(raw, str(path), report, curbs)))
     if not images:
         raise UserError(f"{place}: no *.json in this folder or below it")
-    return LaneFolder(folder, images, images_required, (OPENLANE_HEIGHT, OPENLANE_WIDTH), report)
+    note_unlisted(folder, (image.name for image in images), report)
+    return LaneFolder(folder, images, images_required, (OPENLANE_HEIGHT, OPENLANE_WIDTH), report, "openlane")
 
 
 def _labels_of(folder: Path, part: str) -> Path:

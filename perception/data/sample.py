@@ -25,6 +25,8 @@ class LaneTruth:
     """TuSimple's rows in original pixels; None where the format has none."""
     category: str | None = None
     """Name of the split or condition that metrics are also given for ("night", "curve", ...)."""
+    benchmark: str | None = None
+    """One of `perception.metrics.lane_benchmarks.BENCHMARKS`, whose metric is also given for the image."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 from perception.config import DataConfig
 from perception.data import mixture
 from perception.data.mixture import MixedLanes, read_mixture
+from perception.data.near_duplicates import differences_folder, measure_differences, without_near_duplicates
 from perception.data.open import open_lane_dataset
 from perception.data.packed import PackedScenes, prepare_chunks, scenes_folder
 from perception.data.sample import ReadReport
@@ -55,11 +56,17 @@ class Sources:
 def prepare_sources(
     config: DataConfig, task: str, share: tuple[int, int], progress: Callable[[int, int], None]
 ) -> None:
-    """Render what is missing of the generated scenes; `share` = (rank, size) among the ranks of this host."""
+    """Render what is missing of the generated scenes, and compare the frames of a folder where near-duplicates are to
+    be dropped; `share` = (rank, size) among the ranks of this host.
+    """
     if is_mixture(config):
         for part in _mixed(config, task):
             prepare_sources(part, task, share, progress)
+        return
     if config.source != "generated":
+        if config.drop_near_duplicates:
+            frames = _open(config, task, config.train_list, "train")
+            measure_differences(frames, differences_folder(_cache_folder(config)), share, progress)
         return
     if config.num_validation_scenes > FIRST_TRAINING_SCENE:
         raise UserError(
@@ -98,7 +105,7 @@ def open_sources(config: DataConfig, task: str) -> Sources:
     if task == "sign":
         notes = (*notes, *_notes_on_classes(train, validation))
         train = CachedImages(train, config.image_cache_mib << 20) if config.image_cache_mib else train
-    return Sources(train, validation, notes)
+    return Sources(_to_train_on(config, train), validation, notes)
 
 
 def is_mixture(config: DataConfig) -> bool:
@@ -126,8 +133,12 @@ def _mixed(config: DataConfig, task: str) -> list[DataConfig]:
 
 def _open_mixture(config: DataConfig, task: str) -> Sources:
     parts = list(zip(read_mixture(Path(config.source)), _mixed(config, task), strict=True))
-    opened = [(part, open_sources(alone, task)) for part, alone in parts]
-    notes = [f"{part.source}: weight {part.weight:g}, {len(sources.train)} images" for part, sources in opened]
+    # Near-duplicates are dropped below: until then a part that trains on its validation images can be told.
+    opened = [(part, open_sources(replace(alone, drop_near_duplicates=0.0), task)) for part, alone in parts]
+    kept = [
+        (part, _to_train_on(alone, sources.train)) for (part, alone), (_, sources) in zip(parts, opened, strict=True)
+    ]
+    notes = [f"{part.source}: weight {part.weight:g}, {len(train)} images" for part, train in kept]
     # A part without a validation list is not evaluated on what it trains on, unless all are so.
     validation = [(part, sources.validation) for part, sources in opened if sources.validation is not sources.train]
     if validation:
@@ -136,8 +147,14 @@ def _open_mixture(config: DataConfig, task: str) -> Sources:
     else:
         validation = [(part, sources.validation) for part, sources in opened]
         notes.append(f"{config.source}: no part has a validation list, so {_FIT_CHECK}")
-    train = MixedLanes([(part, sources.train) for part, sources in opened])
-    return Sources(train, MixedLanes(validation), tuple(notes))
+    return Sources(MixedLanes(kept), MixedLanes(validation), tuple(notes))
+
+
+def _to_train_on(config: DataConfig, train: Any) -> Any:
+    """Training data without near-duplicate frames, where the configuration leaves them out."""
+    if not config.drop_near_duplicates or config.source == "generated":
+        return train
+    return without_near_duplicates(train, differences_folder(_cache_folder(config)), config.drop_near_duplicates)
 
 
 def user_cache() -> Path:
@@ -171,7 +188,11 @@ def _notes_on_classes(train: SignDataset, validation: SignDataset) -> tuple[str,
     )
 
 
+def _cache_folder(config: DataConfig) -> Path:
+    return Path(config.cache_folder) if config.cache_folder else user_cache()
+
+
 def _generated_folder(config: DataConfig, task: str) -> Path:
-    cache = Path(config.cache_folder) if config.cache_folder else user_cache()
+    cache = _cache_folder(config)
     folder = sign_scenes_folder if task == "sign" else scenes_folder
     return folder(cache, SCENES_SEED, config.scene_height, config.scene_width)

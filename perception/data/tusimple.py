@@ -8,7 +8,7 @@ What the reader meets and does, each counted in ReadReport with file:line of the
 | lane entirely -2 (537 in label_data_0313.json)        | dropped                                               |
 | lane with one point                                   | dropped                                               |
 | -2 between points of a lane                           | kept: its neighbours are joined straight              |
-| negative x other than -2; NaN or infinity             | no point at this row                                  |
+| negative x other than -2; NaN, infinity, beyond 1e7   | no point at this row                                  |
 | x at or past the right border                         | kept                                                  |
 | lanes not listed left to right                        | kept in the file's order                              |
 | image without lanes                                   | kept                                                  |
@@ -27,7 +27,8 @@ from __future__ import annotations
 import codecs
 import json
 import math
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from numpy.typing import NDArray
 from perception.data.images import image_size, locate_images, read_image
 from perception.data.lane_store import pack_lanes, pack_names, unpack_name
 from perception.data.sample import LaneSample, LaneTruth, ReadReport
+from perception.data.signs.fields import LARGEST_NUMBER
 from perception.errors import UserError
 
 TUSIMPLE_HEIGHT, TUSIMPLE_WIDTH = 720, 1280
@@ -63,6 +65,10 @@ def read_tusimple_file(path: Path, report: ReadReport, needs_rows: bool = True) 
 
     Raises UserError naming file:line for whatever is no TuSimple line.
     """
+    return list(_records(path, report, needs_rows))
+
+
+def _records(path: Path, report: ReadReport, needs_rows: bool = True) -> Iterator[TusimpleRecord]:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -70,15 +76,15 @@ def read_tusimple_file(path: Path, report: ReadReport, needs_rows: bool = True) 
     if data.startswith(codecs.BOM_UTF8):
         report.note("byte order mark: skipped", f"{path}:1")
         data = data[len(codecs.BOM_UTF8) :]
-    records = []
+    has_records = False
     for number, line in enumerate(data.splitlines(), start=1):
         if line.strip():
-            records.append(_parse_line(line, f"{path}:{number}", report, needs_rows))
+            has_records = True
+            yield _parse_line(line, f"{path}:{number}", report, needs_rows)
         else:
             report.note("blank line: skipped", f"{path}:{number}")
-    if not records:
+    if not has_records:
         raise UserError(f"{path}: no line of labels in it; a TuSimple file has a JSON object a line")
-    return records
 
 
 class TusimpleDataset:
@@ -91,30 +97,34 @@ class TusimpleDataset:
         """
         self.report = ReadReport()
         self._folder = folder
-        records = [record for path in label_files for record in read_tusimple_file(path, self.report)]
-        images = [_repaired_lanes(record, self.report) for record in records]
-        self._lanes = pack_lanes(images)
-        self._names = pack_names([record.raw_file for record in records])
-        grids = sorted({_sorted_rows(record) for record in records})
-        self._grids = tuple(grids)
-        grid_number = {grid: number for number, grid in enumerate(grids)}
-        self._grid_of_image = np.array([grid_number[_sorted_rows(record)] for record in records], dtype=np.int32)
-        listed = [(record.raw_file, record.where) for record in records]
+        listed: list[tuple[str, str]] = []
+        grid_numbers: dict[tuple[int, ...], int] = {}
+        grid_of_image = array("i")
+
+        def read_lanes() -> Iterator[list[NDArray[np.float32]]]:
+            for record in (record for path in label_files for record in _records(path, self.report)):
+                listed.append((record.raw_file, record.where))
+                grid_of_image.append(grid_numbers.setdefault(_sorted_rows(record), len(grid_numbers)))
+                yield _repaired_lanes(record, self.report)
+
+        self.lanes = pack_lanes(read_lanes())
+        self._names = pack_names([name for name, _ in listed])
+        self._grids, self._grid_of_image = tuple(grid_numbers), np.asarray(grid_of_image)
         self._image_names = pack_names(locate_images(folder, listed, images_required, self.report))
-        self.report.images = len(records)
-        self.report.lanes = sum(len(lanes) for lanes in images)
+        self.report.images = len(listed)
+        self.report.lanes = len(self.lanes.lane_starts) - 1
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self.lanes)
 
     def truth(self, index: int) -> LaneTruth:
         """Labels of one image, in the image's own size (from its header)."""
-        path = self._image_path(index)
+        path = self.image_path(index)
         height, width = (TUSIMPLE_HEIGHT, TUSIMPLE_WIDTH) if path is None else image_size(path)
         return self._truth(index, height, width)
 
     def sample(self, index: int) -> LaneSample:
-        path = self._image_path(index)
+        path = self.image_path(index)
         if path is None:
             raise UserError(f"{self._folder / unpack_name(self._names, index)}: image is missing")
         image = read_image(path)
@@ -127,9 +137,10 @@ class TusimpleDataset:
                 f"{self._folder / name}: image is {height} pixels high, its h_samples reach {h_samples[-1]}; "
                 "use images and labels of one size"
             )
-        return LaneTruth(name, height, width, self._lanes.lanes(index), h_samples)
+        return LaneTruth(name, height, width, self.lanes.lanes(index), h_samples)
 
-    def _image_path(self, index: int) -> Path | None:
+    def image_path(self, index: int) -> Path | None:
+        """None where the image is absent."""
         name = unpack_name(self._image_names, index)
         return self._folder / name if name else None
 
@@ -143,6 +154,8 @@ def _parse_line(line: bytes, where: str, report: ReadReport, needs_rows: bool) -
         raise UserError(
             f"{where}: not JSON ({error.msg} at column {error.colno}); a TuSimple file has a JSON object a line"
         ) from None
+    except (RecursionError, ValueError):
+        raise UserError(f"{where}: no usable JSON (nested too deep, or a number of thousands of digits)") from None
     if not isinstance(raw, dict):
         raise UserError(f"{where}: a JSON object with raw_file, lanes and h_samples is wanted, not {_kind(raw)}")
     raw_file = _field(raw, "raw_file", where)
@@ -196,7 +209,9 @@ def _repaired_lanes(record: TusimpleRecord, report: ReadReport) -> list[NDArray[
     bottom_to_top = np.argsort(heights)[::-1]
     lanes = []
     for x in record.rows[:, bottom_to_top]:
-        valid = x >= 0
+        valid = (x >= 0) & (x <= LARGEST_NUMBER)
+        if (x > LARGEST_NUMBER).any():
+            report.note("x beyond any image: no point", record.where, int((x > LARGEST_NUMBER).sum()))
         odd_negatives = int(((x < 0) & (x != NO_POINT)).sum())
         if odd_negatives:
             report.note("negative x other than -2: no point", record.where, odd_negatives)
@@ -209,7 +224,7 @@ def _repaired_lanes(record: TusimpleRecord, report: ReadReport) -> list[NDArray[
             continue
         if rows[-1] - rows[0] + 1 != len(rows):
             report.note("gap inside a lane: kept, joined straight", record.where)
-        if (x >= TUSIMPLE_WIDTH).any():
+        if (x[valid] >= TUSIMPLE_WIDTH).any():
             report.note("lane past the right border: kept", record.where)
         lanes.append(np.stack([x[valid], heights[bottom_to_top][valid]], axis=1).astype(np.float32))
     if not lanes:

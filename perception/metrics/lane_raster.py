@@ -6,6 +6,8 @@ whole pixels; joined by 8-connected lines of the lane's width.
 
 Each lane is drawn once, in its own bounding box; a pair of lanes is compared where the
 boxes overlap. The evaluator draws two full images for each pair.
+
+Other benchmarks draw other curves in the same way: see perception/metrics/lane_benchmarks.py.
 """
 
 from __future__ import annotations
@@ -49,10 +51,14 @@ def lane_ious(
     (the official evaluator: 0, or 0/0 where both are outside).
     """
     masks = [draw_lane(lane, height, width, lane_width) for lane in lanes]
-    other_masks = [draw_lane(lane, height, width, lane_width) for lane in others]
-    ious = np.zeros((len(lanes), len(others)))
+    return mask_ious(masks, [draw_lane(lane, height, width, lane_width) for lane in others])
+
+
+def mask_ious(masks: Sequence[LaneMask | None], others: Sequence[LaneMask | None]) -> NDArray[np.float64]:
+    """(len(masks), len(others)) IoU of drawn lanes; 0 where nothing was drawn."""
+    ious = np.zeros((len(masks), len(others)))
     for row, mask in enumerate(masks):
-        for column, other in enumerate(other_masks):
+        for column, other in enumerate(others):
             if mask is not None and other is not None:
                 shared = _intersection(mask, other)
                 ious[row, column] = shared / (mask.area + other.area - shared)
@@ -61,9 +67,13 @@ def lane_ious(
 
 def draw_lane(points: NDArray[np.floating], height: int, width: int, lane_width: int) -> LaneMask | None:
     """Draw (K, 2) points; None where nothing of the lane is on the canvas of height x width pixels."""
-    if len(points) < 2:
+    return draw_vertices(lane_vertices(points), height, width, lane_width)
+
+
+def draw_vertices(vertices: NDArray[np.int32], height: int, width: int, lane_width: int) -> LaneMask | None:
+    """Draw the line that joins (M, 2) whole pixels; None where nothing of it is on the canvas."""
+    if not len(vertices):
         return None
-    vertices = lane_vertices(points)
     margin = lane_width // 2 + 3
     left, top = (int(value) - margin for value in vertices.min(axis=0))
     right, bottom = (int(value) + margin + 1 for value in vertices.max(axis=0))
@@ -80,20 +90,47 @@ def draw_lane(points: NDArray[np.floating], height: int, width: int, lane_width:
 
 
 def lane_vertices(points: NDArray[np.floating]) -> NDArray[np.int32]:
-    """(K, 2) points, K >= 2 → (M, 2) whole pixels that the drawn line joins; neighbours differ."""
+    """(K, 2) points → (M, 2) whole pixels that the drawn line joins; none for fewer than two points."""
+    if len(points) < 2:
+        return np.empty((0, 2), np.int32)
     rounded = points.astype(np.float32)
     curve = rounded if len(points) == 2 else _spline(rounded)
-    whole = np.rint(curve)
-    if not (whole.max() < 2**31 and whole.min() >= -(2**31)):  # NaN is neither
+    return whole_pixels(np.rint(curve))
+
+
+def whole_pixels(curve: NDArray[np.floating]) -> NDArray[np.int32]:
+    """(M, 2) whole numbers as pixels; of equal neighbours one is kept, but at least two pixels: a dot is drawn."""
+    if not (curve.max() < 2**31 and curve.min() >= -(2**31)):  # NaN is neither
         with np.errstate(invalid="ignore"):
-            whole = np.where(np.abs(whole) < 2**31, whole, _OVERFLOWED)
-    vertices = whole.astype(np.int32)
+            curve = np.where(np.abs(curve) < 2**31, curve, _OVERFLOWED)
+    vertices = curve.astype(np.int32)
     # A vertex as one number of 64 bits: equal neighbours are found in a single comparison.
     packed = vertices.view(np.int64).reshape(-1)
     keep = np.empty(len(packed), dtype=bool)
     keep[0] = True
     np.not_equal(packed[1:], packed[:-1], out=keep[1:])
-    return packed[keep].view(np.int32).reshape(-1, 2)
+    distinct = packed[keep] if keep[1:].any() else packed[:2]
+    return distinct.view(np.int32).reshape(-1, 2)
+
+
+def natural_cubics(
+    knots: NDArray[np.float64], steps: NDArray[np.float64], chords: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Natural cubic spline over chord length through (K, 2) knots, K >= 2: its linear, quadratic and cubic
+    coefficients, (K - 1, 2) each. `steps` are the differences of the knots, `chords` their lengths, above 0.
+    """
+    slopes = steps / chords[:, None]
+    curvature = np.zeros_like(knots)
+    # Tridiagonal system of the second derivatives at the inner knots.
+    diagonal, right_side = 2 * (chords[:-1] + chords[1:]), 6 * np.diff(slopes, axis=0)
+    if len(diagonal) == 1:  # which LAPACK's wrapper refuses
+        curvature[1] = right_side[0] / diagonal[0]
+    elif len(diagonal):
+        *_, curvature[1:-1], failed = dgtsv(chords[1:-1], diagonal, chords[1:-1], right_side)
+        assert not failed, "the system is diagonally dominant"
+    length = chords[:, None]
+    linear = slopes - length * (2 * curvature[:-1] + curvature[1:]) / 6
+    return linear, curvature[:-1] / 2, np.diff(curvature, axis=0) / (6 * length)
 
 
 def _spline(points: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -102,7 +139,6 @@ def _spline(points: NDArray[np.float32]) -> NDArray[np.float32]:
     A repeated point makes a chord of length 0 and the whole curve NaN but for its end,
     as in the official evaluator.
     """
-    knots = points.astype(np.float64)
     # The differences are taken in float32 there.
     steps = np.diff(points, axis=0).astype(np.float64)
     chords = np.sqrt((steps**2).sum(axis=1))
@@ -110,19 +146,9 @@ def _spline(points: NDArray[np.float32]) -> NDArray[np.float32]:
         broken = np.full((_STEPS_PER_SEGMENT * len(chords) + 1, 2), np.nan, dtype=np.float32)
         broken[-1] = points[-1]
         return broken
-    slopes = steps / chords[:, None]
-    curvature = np.zeros_like(knots)
-    # Tridiagonal system of the second derivatives at the inner knots.
-    diagonal, right_side = 2 * (chords[:-1] + chords[1:]), 6 * np.diff(slopes, axis=0)
-    if len(diagonal) == 1:  # which LAPACK's wrapper refuses
-        curvature[1] = right_side[0] / diagonal[0]
-    else:
-        *_, curvature[1:-1], failed = dgtsv(chords[1:-1], diagonal, chords[1:-1], right_side)
-        assert not failed, "the system is diagonally dominant"
-    length = chords[:, None]
-    linear = slopes - length * (2 * curvature[:-1] + curvature[1:]) / 6
-    quadratic, cubic = curvature[:-1] / 2, np.diff(curvature, axis=0) / (6 * length)
-    at = (length * (np.arange(_STEPS_PER_SEGMENT) / _STEPS_PER_SEGMENT))[:, :, None]
+    knots = points.astype(np.float64)
+    linear, quadratic, cubic = natural_cubics(knots, steps, chords)
+    at = (chords[:, None] * (np.arange(_STEPS_PER_SEGMENT) / _STEPS_PER_SEGMENT))[:, :, None]
     inner = at * cubic[:, None]
     inner += quadratic[:, None]
     inner *= at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from perception.data.lane_targets import LaneBatch
 from perception.data.sample import LanePrediction, LaneSample, LaneTruth
 from perception.distributed import SoloCommunicator
 from perception.evaluation import autocast, evaluate
+from perception.metrics.lane_benchmarks import BenchmarkMetric
 from perception.model_config import LaneModelConfig
 from perception.tasks import LaneTask
 
@@ -50,6 +52,22 @@ class Knowing(LaneTask):
         return [LanePrediction(truth.lanes[:1], (0.9,)) for truth in batch.truths]
 
 
+class OfBenchmarks(Knowing):
+    """The same by the metrics of the data sets that the images are of."""
+
+    def metric(self) -> Any:
+        return BenchmarkMetric()
+
+
+class MixedRoads(Roads):
+    """Images of LLAMAS, of OpenLane and of neither."""
+
+    def sample(self, index: int) -> LaneSample:
+        sample = super().sample(index)
+        benchmark = ("llamas", "openlane", None)[index % 3]
+        return replace(sample, truth=replace(sample.truth, benchmark=benchmark, h_samples=None))
+
+
 class OneOf(SoloCommunicator):
     """A rank among several whose counts the test hands over."""
 
@@ -73,20 +91,23 @@ def test_one_rank_sees_every_image_once() -> None:
     assert 0 < figures["culane_f1_50"] < 1
 
 
-def test_any_number_of_ranks_gives_the_figures_of_one() -> None:
-    alone = evaluate(Knowing(), nn.Linear(1, 1), Roads(), SoloCommunicator(CPU), 3, bf16=False)
+@pytest.mark.parametrize(("kind", "roads"), [(Knowing, Roads()), (OfBenchmarks, MixedRoads())])
+def test_any_number_of_ranks_gives_the_figures_of_one(kind: type[Knowing], roads: Roads) -> None:
+    alone = evaluate(kind(), nn.Linear(1, 1), roads, SoloCommunicator(CPU), 3, bf16=False)
+    names = ["culane_f1_50", "tusimple_accuracy"] if kind is Knowing else ["llamas_f1_50", "openlane_f1_30"]
+    assert all(0 < alone[name] <= 1 for name in names) and "curvelanes_f1_50" not in alone
     for size in (2, 3, 9):
         counts = []
         seen: list[str] = []
         for rank in range(size):
-            task, own = Knowing(), OneOf(rank, size, [])
-            evaluate(task, nn.Linear(1, 1), Roads(), own, 2, bf16=False)
+            task, own = kind(), OneOf(rank, size, [])
+            evaluate(task, nn.Linear(1, 1), roads, own, 2, bf16=False)
             counts.append(own.given)
             seen += task.seen
         assert sorted(seen) == [str(index) for index in range(IMAGES)]
         for rank in (0, size - 1):
             others = counts[:rank] + counts[rank + 1 :]
-            assert evaluate(Knowing(), nn.Linear(1, 1), Roads(), OneOf(rank, size, others), 2, bf16=False) == alone
+            assert evaluate(kind(), nn.Linear(1, 1), roads, OneOf(rank, size, others), 2, bf16=False) == alone
 
 
 @pytest.mark.parametrize("training", [False, True])

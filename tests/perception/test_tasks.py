@@ -143,6 +143,16 @@ def test_metric_merges_to_what_one_metric_gives() -> None:
     assert 0 < whole.compute()["culane_f1_50"] < 1
 
 
+def test_images_of_a_benchmark_are_scored_by_its_metric_too() -> None:
+    truths = [replace(drawn_sample(number).truth, benchmark=name) for number, name in ((0, "openlane"), (1, None))]
+    whole, merged = LaneMetric(), LaneMetric()
+    whole.update([LanePrediction(truths[0].lanes, (0.9,) * len(truths[0].lanes)), LanePrediction((), ())], truths)
+    merged.merge(whole.counts())
+    figures = merged.compute()
+    assert figures == whole.compute() and figures["openlane_f1_30"] == 1.0
+    assert figures["culane_f1_50"] < 1 and "llamas_f1_50" not in figures
+
+
 @pytest.mark.slow
 def test_a_tiny_network_learns_drawn_lanes() -> None:
     torch.manual_seed(0)

@@ -191,7 +191,7 @@ def test_lanes_of_another_image_size(tmp_path: Path) -> None:
     folder = write_culane(tmp_path / "L", {"a": larger})
     plain = evaluate_lane_files(folder, folder, "culane")
     assert any("reaches below an image of 1640x590: give --image-size" in text for text in plain.warnings)
-    sized = evaluate_lane_files(folder, folder, "culane", image_height=1080, image_width=1920)
+    sized = evaluate_lane_files(folder, folder, "culane", image_size=(1080, 1920))
     assert sized.warnings == ()
     assert sized.metrics["culane_mf1"] == 1.0
     with pytest.raises(UserError, match="--image-size 1920: write it as WIDTHxHEIGHT"):
@@ -247,7 +247,9 @@ def test_json_into_a_missing_folder_fails_before_the_work(tmp_path: Path) -> Non
     paths = ("lane", "--predictions", tmp_path, "--labels", tmp_path, "--metric", "culane")
     with pytest.raises(UserError, match=r"--json .*no/out\.json: folder .* does not exist"):
         run(arguments(*paths, "--json", tmp_path / "no" / "out.json"))
-    with pytest.raises(UserError, match='--metric "f1" is unknown; allowed: culane, tusimple'):
+    with pytest.raises(
+        UserError, match='--metric "f1" is unknown; allowed: culane, curvelanes, llamas, openlane, tusimple'
+    ):
         evaluate_lane_files(tmp_path, tmp_path, "f1")
 
 
