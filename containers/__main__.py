@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from types import ModuleType
 
 from containers.errors import ContainerError
 
 COMMANDS = {
-    "build": "make the images of this project on this machine: python -m containers build all --push REGISTRY",
+    "build": "make this project's images on this machine: python -m containers build all --registry REGISTRY --push",
     "push": "bring images to a registry: python -m containers push lane --registry REGISTRY",
     "pull": "get an image, to the bit: python -m containers pull lane",
     "run": "run a training command in its image: python -m containers run lane --out DIR -- train --ranks 2",
@@ -57,11 +59,22 @@ def module_of(command: str) -> ModuleType:
     return importlib.import_module(f"containers.{_MODULES.get(command, command)}")
 
 
-if __name__ == "__main__":
+def _end() -> int:
     try:
-        sys.exit(main(sys.argv[1:]))
+        try:
+            return main(sys.argv[1:])
+        except ContainerError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        finally:
+            sys.stdout.flush()  # At the interpreter's own end an error could not be caught any more.
     except KeyboardInterrupt:
-        sys.exit(130)
-    except ContainerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has left (`... | head -1`): nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+if __name__ == "__main__":
+    sys.exit(_end())

@@ -29,6 +29,7 @@ from containers.images_plan import (
 )
 from containers.lock import LOCK_FILE
 from containers.names import IMAGES, check_image_name, parse_release
+from containers.publish import check_registry, push_and_lock
 from containers.wheels import (
     WheelSource,
     cache_folder,
@@ -71,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
     plan = make_plan(
         options.gpu, options.base, release, today, options.python, options.nccl, options.packages, options.registry
     )
+    if options.push:
+        check_registry(plan.tag(names[0]))
     source = WheelSource(options.python, options.torch_version, options.torch_index, tuple(options.wheels))
     with DockerEngine() as engine:
         log = BuildLog(options.logs)
@@ -78,9 +81,7 @@ def run(options: argparse.Namespace) -> int:
         for name, image in images.items():
             print(f"{plan.tag(name)}  {image.size_bytes / 1e6:,.0f} MB  {image.image_id}")
         if options.push:
-            from containers.publish import push_and_lock
-
-            push_and_lock(engine, {name: plan.tag(name) for name in names}, options.lock)
+            push_and_lock(engine, {name: plan.tag(name) for name in names}, options.lock, log.say)
     return 0
 
 

@@ -78,6 +78,7 @@ class BuildLog:
                     process.stdin.close()
                 steps: dict[str, str] = {}
                 told: set[str] = set()
+                now = doing
                 spoken = time.monotonic()
                 for row in process.stdout:
                     file.write(row)
@@ -92,11 +93,11 @@ class BuildLog:
                         step = steps.pop(number)
                         told.add(number)
                         if not rest.startswith("CACHED"):
-                            spoken = time.monotonic()
+                            spoken, now = time.monotonic(), step
                             self.say(f"  {step}")
                     elif time.monotonic() - spoken > HEARTBEAT_SECONDS:
                         spoken = time.monotonic()
-                        self.say(f"  still {doing}")
+                        self.say(f"  still {now}")
             except BaseException:
                 process.terminate()
                 raise
@@ -106,15 +107,17 @@ class BuildLog:
 def step_text(line: str) -> str:
     """A step of BuildKit's plain progress in a few words, empty for any other line.
 
-    >>> step_text('#12 [installed 3/4] RUN --mount=type=bind,source=images,target=/context     pip install x')
+    >>> step_text('#12 [installed 3/4] RUN --mount=type=bind,source=images,target=/context     pip install --quiet x')
     'installed 3/4: RUN pip install x'
     """
     match = _STEP.match(line)
     if not match or match[2] == "FROM":
         return ""
-    words = [word for word in match[3].split() if not word.startswith("--mount=")]
-    text = " ".join(words).replace("begin=$(/run/build/context/tidy.sh begin); ", "")
-    return f"{match[1]}: {match[2]} {text}"[:100]
+    rest = " ".join(match[3].split())
+    rest = rest.replace("begin=$(/run/build/context/tidy.sh begin); ", "").partition("; /run/build/context/tidy.sh")[0]
+    # Options say how, and paths where a step's tools are mounted: neither is the user's concern.
+    words = [re.sub(r"^/run/build/(?:\w+/)*", "", word) for word in rest.split() if not word.startswith("--")]
+    return f"{match[1]}: {match[2]} {' '.join(words)}"[:100]
 
 
 def likely_cause(lines: Sequence[str]) -> str:

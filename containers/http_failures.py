@@ -52,7 +52,9 @@ def typed(where: object, policy: RetryPolicy) -> Iterator[None]:
     except (requests.ConnectionError, urllib3.exceptions.NewConnectionError) as error:
         # A connection that was made and closed without an answer is one of these too.
         kind = Interrupted if "Connection aborted" in str(error) or "reset" in str(error) else Unreachable
-        raise kind(f"{where}: {'connection cut' if kind is Interrupted else _innermost(error)}") from None
+        if kind is Interrupted:
+            raise Interrupted(f"{where}: connection cut") from None
+        raise Unreachable(f"{where}: {_innermost(error)}: is its name right, and does it run?") from None
     except (requests.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
         raise Interrupted(f"{where}: connection cut ({type(error).__name__})") from None
 
@@ -68,8 +70,9 @@ def _innermost(error: BaseException) -> str:
             break
         seen = inner
     text = str(getattr(seen, "strerror", None) or seen)
-    # Before the reason, the library shows the connection object it happened to.
-    return re.sub(r"^<?(?:urllib3\.\S*)?HTTPS?Connection\b.*?\)?>?: ", "", text)
+    # Before the reason, the library shows the connection object it happened to, and what it tried.
+    text = re.sub(r"^<?(?:urllib3\.\S*)?HTTPS?Connection\b.*?\)?>?: ", "", text)
+    return re.sub(r"^Failed to establish a new connection: (?:\[Errno -?\d+\] )?", "", text)
 
 
 def what_it_says(answer: requests.Response) -> str:

@@ -236,7 +236,10 @@ def run(options: argparse.Namespace) -> int:
     with DockerEngine() as engine:
         facts = DockerImages(engine).images()
     listed = local_images(facts, wanted)
-    _print(listed, lock)
+    if listed:
+        _print(listed, lock)
+    else:
+        print("the engine holds none: `make images` builds ours, `python -m containers pull IMAGE` gets one")
     hidden = sum(len(image.tags) for image in facts) - len(listed)
     if hidden:
         print(f"{hidden} other names of images are not shown; --all shows them")

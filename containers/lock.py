@@ -53,9 +53,13 @@ class Lock:
         """Raises ContainerError for a name that is not pinned."""
         if name in self.images:
             return self.images[name]
-        hint = nearest(name, self.images) if self.images else "; it pins none yet"
+        hint = "; it pins none yet (`make images REGISTRY=HOST:PORT/ORG` builds, pushes and pins ours)"
+        if self.images:
+            hint = nearest(name, self.images)
+        end = " Or" if hint.endswith("?") else ";"
         raise ContainerError(
-            f'{path}: pins no image "{name}"{hint}; pin one by `python -m containers lock {name} REFERENCE`'
+            f'{path}: pins no image "{name}"{hint}{end} pin one that was pulled or pushed by '
+            f"`python -m containers lock {name} REFERENCE`"
         )
 
     def of_id(self, image_id: str) -> LockedImage | None:

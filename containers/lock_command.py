@@ -61,7 +61,7 @@ def locked_image(engine: Engine, name: str, text: str) -> LockedImage:
 
 def lock_lines(lock: Lock, path: Path) -> list[str]:
     if not lock.images:
-        return [f"{path}: pins no image yet"]
+        return [f"{path}: pins no image yet; `make images REGISTRY=HOST:PORT/ORG` builds, pushes and pins ours"]
     width = max(map(len, lock.images))
     rows = (lock.images[name] for name in sorted(lock.images))
     return [f"{row.name:{width}}  {row.pinned}  {row.platform}  {row.size_bytes / 1e6:,.0f} MB" for row in rows]

@@ -72,6 +72,8 @@ def run(options: argparse.Namespace) -> int:
     if ":" in options.user or not options.user:
         raise ContainerError(f'--user "{options.user}": must not be empty or hold a colon')
     key = read_key(options.key_file, options.key_stdin, os.environ, sys.stdin)
-    where = login(registry, Credentials(options.user, key), os.environ, options.plain_http, RetryPolicy())
+    # Somebody waits for the answer: a mistyped host is told soon.
+    policy = RetryPolicy(attempts=3)
+    where = login(registry, Credentials(options.user, key), os.environ, options.plain_http, policy)
     print(f"{registry}: logged in as {options.user}; kept by {where}")
     return 0

@@ -68,7 +68,9 @@ def push(source: str, target: ImageReference, settings: PushSettings, store: Ima
 
     started = time.monotonic()
     if not target.registry or not target.tag:
-        raise ContainerError(f'image "{target}": to be pushed it must name a registry and a tag')
+        raise ContainerError(
+            f'image "{target}": to be pushed it must name a registry and a tag; give --registry HOST:PORT/ORG'
+        )
     facts = store.image(source)
     if facts is None:
         raise ContainerError(f'image "{source}": the engine at {store.host} has none; python -m containers list')

@@ -273,7 +273,8 @@ class Registry:
 
     def _failure(self, answer: requests.Response, path: str) -> TransferError:
         status, said = answer.status_code, what_it_says(answer)
-        what = path.partition("/manifests/")[2] or path.partition("/blobs/")[2][:19] or path
+        asked = "tag" if "/tags/" in path else path or "interface of a registry (/v2/)"
+        what = path.partition("/manifests/")[2] or path.partition("/blobs/")[2][:19] or asked
         if status == 429:
             return RetryLater(
                 f"{self.endpoint}: too many requests{said}",
@@ -287,7 +288,7 @@ class Registry:
         if status == 405 and answer.request.method == "DELETE":
             return AccessDenied(f"{self.endpoint}: does not delete: its owner allows it by storage.delete.enabled")
         if status == 404:
-            hint = "check the name and the tag (python -m containers list --remote)"
+            hint = f"check the name and the tag (python -m containers list --remote {self.endpoint})"
             if self.authorizer.credentials is None:
                 # Registries hide what is private from the anonymous.
                 hint += f", or python -m containers login {self.endpoint.registry} if it is private"

@@ -12,7 +12,8 @@ class RetryPolicy:
 
     attempts: int = 6
     """In a row without progress, from one endpoint; one that brought data starts the count again."""
-    first_delay_seconds: float = 0.5
+    first_delay_seconds: float = 1.0
+    """Doubled each time: a registry that is restarted, and away for 15 seconds, is found again whatever the draw."""
     longest_delay_seconds: float = 20.0
     longest_retry_after_seconds: float = 120.0
     """A server that asks for more patience than this is told of, not waited for."""
@@ -41,11 +42,11 @@ def delay_seconds(policy: RetryPolicy, failures: int, jitter: float, retry_after
     A random half, so that the nodes of a cluster that failed together do not come back together.
 
     >>> [delay_seconds(RetryPolicy(), failures, 1.0) for failures in (1, 2, 3, 20)]
-    [0.5, 1.0, 2.0, 20.0]
+    [1.0, 2.0, 4.0, 20.0]
     >>> delay_seconds(RetryPolicy(), 1, 0.0)
-    0.25
+    0.5
     >>> delay_seconds(RetryPolicy(), 1, 0.5, retry_after_seconds=7.0)
-    7.25
+    7.5
     """
     exponential = min(policy.longest_delay_seconds, policy.first_delay_seconds * 2.0 ** min(failures - 1, 30))
     if retry_after_seconds is None:

@@ -112,7 +112,7 @@ def run_settings(
     mounts = [parse_mount(text, Path.cwd()) for text in options.mount]
     mounts += [Mount(located.data, str(located.data), read_only=True)] if located.data else []
     if located.out:
-        _make_out(located.out, user)
+        _make_out(located.out, user, Path.cwd())
         mounts.append(Mount(located.out, str(located.out)))
     environment = slurm_environment(environ) if options.slurm else {}
     environment |= parse_environment(options.env, environ)
@@ -160,16 +160,19 @@ def _user(text: str | None) -> User:
     return User(uid, gid, user_name(uid, known.pw_name if known else None), groups)
 
 
-def _make_out(folder: Path, user: User) -> None:
-    """The run folder itself is a training's to make, and here on its behalf; its parent must be there."""
-    if folder.is_dir():
-        return
-    if not folder.parent.is_dir():
+def _make_out(folder: Path, user: User, here: Path) -> None:
+    """The run folder is a training's to make, and here on its behalf, with its parents under the working folder.
+
+    Elsewhere its parent must be there: one that is not may be a disk that is not mounted.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
+    if len(missing) > 1 and not folder.is_relative_to(here):
         raise ContainerError(f"--out {folder}: its parent {folder.parent} does not exist; make it first")
     try:
-        # Ranks on several nodes may all make it.
-        folder.mkdir(exist_ok=True)
-        if os.geteuid() == 0:
-            os.chown(folder, user.uid, user.gid)
+        for path in reversed(missing):
+            # Ranks on several nodes may all make it.
+            path.mkdir(exist_ok=True)
+            if os.geteuid() == 0:
+                os.chown(path, user.uid, user.gid)
     except OSError as error:
         raise ContainerError(f"--out {folder}: cannot be made ({error.strerror}); give another") from None

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import requests
 
-from containers.manifests import OCI_MANIFEST
+from containers.manifests import OCI_MANIFEST, Platform
 from containers.names import ImageReference
+from containers.pull import Pulled, pull
 from containers.pull_engine import ImageStore
+from containers.retry import RetryPolicy
 from tests.containers.fault_proxy import FaultProxy, fault_proxy
-from tests.containers.pulling import noise
-from tests.containers.registry_double import MadeImage, RegistryDouble, digest_of, make_image, registry_double
+from tests.containers.pulling import FAST, Said, noise, settings
+from tests.containers.registry_double import MadeImage, digest_of, make_image, registry_double
 
 REPOSITORY = "roadfuse/lane"
 TAG = "26.11-cpu-py3"
+AMD64 = Platform("linux", "amd64")
 
 
 class Upload(Protocol):
@@ -81,6 +85,18 @@ def real_site(registry_address: str, store: ImageStore, number: int) -> Iterator
                 store.remove(name)
 
 
+def attempt(site: Site, folder: Path, said: Said | None = None, policy: RetryPolicy = FAST) -> Pulled:
+    return pull(site.reference, settings(folder, policy=policy), site.store, AMD64, said or Said())
+
+
+def assert_held(site: Site, pulled: Pulled) -> None:
+    facts = site.store.image(site.reference)
+    assert facts is not None
+    assert facts.image_id == pulled.image_id == site.image.image_id
+    assert f"{site.parsed.full_repository}@{site.image.digest}" in facts.digests
+    assert not [name for name in (*facts.tags, *facts.digests) if "handover" in name]
+
+
 def upload_image(
     registry: str, repository: str, tag: str, image: MadeImage, headers: Mapping[str, str] | None = None
 ) -> None:
@@ -105,6 +121,3 @@ def put_manifest(session: Any, registry: str, repository: str, reference: str, r
 def _ok(answer: requests.Response) -> requests.Response:
     assert answer.status_code < 300, (answer.url, answer.status_code, answer.text)
     return answer
-
-
-__all__ = ["REPOSITORY", "TAG", "RegistryDouble", "Site", "double_site", "example_image", "real_site", "upload_image"]

@@ -224,6 +224,9 @@ def test_steps_are_told_in_a_few_words() -> None:
     assert step_text("#12 0.52 Collecting torch") == ""
     assert step_text("#4 [1/1] FROM docker.io/roadfuse/debian:bookworm-26.11") == ""
     assert step_text("#9 [base 2/3] COPY images/entrypoint.sh /x") == "base 2/3: COPY images/entrypoint.sh /x"
+    tools, tidy = "/run/build/context", "/run/build/context/tidy.sh"
+    step = f"begin=$({tidy} begin);     {tools}/add.sh g++;     pip install --find-links=/x torch;     {tidy} end 1"
+    assert step_text(f"#3 [a 1/2] RUN --mount=type=bind,source=x {step}") == "a 1/2: RUN add.sh g++; pip install torch"
 
 
 @pytest.mark.parametrize(
@@ -237,6 +240,16 @@ def test_steps_are_told_in_a_few_words() -> None:
 )
 def test_a_failed_step_is_explained(output: list[str], said: str) -> None:
     assert likely_cause(output).startswith(said)
+
+
+def test_a_long_step_is_told_again_by_its_own_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("containers.build_log.HEARTBEAT_SECONDS", 0.0)
+    program = "print('#3 [base 2/2] RUN x'); print('#3 0.1 compiling'); print('#3 0.2 linking')"
+    BuildLog(tmp_path).run([sys.executable, "-c", program], "building")
+    said = [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["building ...", "  base 2/2: RUN x", "  still base 2/2: RUN x"]
 
 
 def test_a_command_that_fails_is_told_with_its_cause_and_its_log(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +55,7 @@ def test_every_command_has_its_module(name: str) -> None:
         (["run", "lane", "--image", "sign", "--", "true"], "give one of them"),
         (["build", "lan"], 'did you mean "lane"'),
         (["build", "--push"], "--push needs --registry"),
+        (["build", "--push", "--registry", "org"], "--registry: org/base:"),
         (["build", "--release", "latest"], "is not YY.MM"),
         (["build", "--gpu"], "--gpu needs --base"),
         (["build", "--wheels", "/absent"], "--wheels /absent: no such folder"),
@@ -73,10 +76,21 @@ def test_a_mistake_as_a_user_sees_it() -> None:
     assert done.stderr.startswith("error: name an image")
 
 
+def test_a_reader_that_has_left_is_no_fault() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "containers", "run", "--help"]
+    try:
+        done = subprocess.run(words, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
 def test_what_is_pinned_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "lock.json"
     assert main(["lock", "--lock", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: pins no image yet\n"
+    assert capsys.readouterr().out.startswith(f"{path}: pins no image yet; `make images")
     write_lock(path, Lock({"lane": LANE}))
     assert main(["lock", "lane", "--lock", str(path)]) == 0
     assert capsys.readouterr().out == f"lane  {TAG}@{DIGEST}  linux/amd64  0 MB\n"

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from containers import transfer_errors
+from containers.credentials import store_credentials
 from containers.engine import ImageFacts
 from containers.errors import ContainerError, EngineError
 from containers.names import ImageReference, parse_reference
+from containers.publish import check_registry
 from containers.pull_engine import DockerImages, Event, EventStream, problem
 from containers.push import PushSettings, choose_local, push
 from containers.tokens import Credentials
@@ -158,6 +160,22 @@ def test_what_is_not_there_or_has_no_place_to_go_is_named(server: RegistryDouble
         push("roadfuse/sign:26.11-py3", target, settings, engine, Said())
     with pytest.raises(ContainerError, match="must name a registry and a tag"):
         push(f"roadfuse/lane:{TAG}", replace(target, registry=""), settings, engine, Said())
+
+
+def test_a_registry_that_would_refuse_is_named_before_anything_is_built(
+    server: RegistryDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    reference = f"{server.address}/org/lane:26.11-cpu-py3"
+    check_registry(reference)
+    server.users = {"$oauthtoken": "nvapi-right"}
+    with pytest.raises(transfer_errors.AccessDenied, match=f"containers login {server.address}"):
+        check_registry(reference)
+    store_credentials(server.address, Credentials("$oauthtoken", "nvapi-wrong"), {"DOCKER_CONFIG": str(tmp_path)})
+    with pytest.raises(transfer_errors.AuthenticationFailed, match="make a new key"):
+        check_registry(reference)
+    store_credentials(server.address, Credentials("$oauthtoken", "nvapi-right"), {"DOCKER_CONFIG": str(tmp_path)})
+    check_registry(reference)
 
 
 def test_the_newest_release_of_a_name_is_chosen() -> None:

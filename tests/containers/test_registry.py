@@ -50,6 +50,11 @@ def test_delays_grow_to_a_limit_and_are_never_shorter_than_asked(
         assert asked <= seconds <= asked + policy.first_delay_seconds
 
 
+def test_a_registry_that_is_restarted_is_found_again_whatever_the_draw() -> None:
+    policy = RetryPolicy()
+    assert sum(delay_seconds(policy, failures, 0.0) for failures in range(1, policy.attempts)) > 15
+
+
 def test_more_patience_than_allowed_is_not_had() -> None:
     with pytest.raises(Impatient):
         delay_seconds(RetryPolicy(), 1, 0.0, RetryPolicy().longest_retry_after_seconds + 1)
@@ -80,6 +85,15 @@ def test_tags_are_read_page_by_page(server: RegistryDouble) -> None:
     server.page_size = 5
     assert client(server.address).tags() == tags
     assert len([path for _, path, _ in server.requests if "tags" in path]) == 3
+
+
+def test_a_repository_that_is_not_there_and_what_is_no_registry_are_named(proxy: FaultProxy) -> None:
+    proxy.faults.append(Fault("/v2/", "status", status=404))
+    with pytest.raises(transfer_errors.NotFound, match=rf"has no tag: .*list --remote {proxy.address}/a/b\)"):
+        client(proxy.address).tags()
+    nothing = Registry(Endpoint(proxy.address, "", plain_http=True), None, FAST, lambda line: None)
+    with pytest.raises(transfer_errors.NotFound, match="has no interface of a registry"):
+        nothing.check_login()
 
 
 def test_a_manifest_longer_than_any_is_given_up(server: RegistryDouble) -> None:

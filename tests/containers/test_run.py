@@ -153,7 +153,7 @@ def test_the_user_is_the_caller_with_a_home_and_a_name(tiny: daemons.DockerDaemo
     assert ((tmp_path / "file").stat().st_uid, (tmp_path / "file").stat().st_gid) == (4242, 77)
 
 
-def test_the_run_folder_is_made_for_the_caller_and_its_parent_is_not(
+def test_the_run_folder_is_made_for_the_caller_and_a_parent_elsewhere_is_not(
     tiny: daemons.DockerDaemon, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from containers.engine import ContainerFacts
+from containers.engine import ContainerFacts, ImageFacts
 from containers.errors import ContainerError, EngineError
 from containers.preflight import (
     HostGpus,
@@ -21,7 +22,9 @@ from containers.preflight import (
     fit_ulimits,
     parse_limits,
 )
+from containers.run import add_arguments, run_settings
 from containers.run_end import Watched, explain_end
+from containers.run_image import ChosenImage
 from containers.run_options import (
     GPU_ULIMITS,
     Mount,
@@ -159,6 +162,29 @@ def test_a_training_that_would_leave_nothing_is_refused(tmp_path: Path) -> None:
 
 
 # Options
+
+
+def test_the_run_folder_is_made_with_its_parents_as_training_makes_them_but_not_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere a parent that is missing may be a disk that is not mounted."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    facts = ImageFacts(IMAGE, (), (), "linux/amd64", 1, "", {"ROADFUSE_VARIANT": "cpu"})
+
+    def mounts(out: str) -> tuple[Mount, ...]:
+        options = parser.parse_args(["lane", "--out", out])
+        return run_settings(options, ChosenImage(facts, DIGEST), ("train",), f"unix://{tmp_path}/none", {})[0].mounts
+
+    assert mounts("runs/a/b") == (Mount(here / "runs/a/b", str(here / "runs/a/b")),)
+    assert (here / "runs/a/b").is_dir()
+    assert mounts(str(tmp_path / "beside"))[0].source.is_dir()
+    with pytest.raises(ContainerError, match=r"its parent .* does not exist; make it first"):
+        mounts(str(tmp_path / "disk/a"))
+    assert not (tmp_path / "disk").exists()
 
 
 def test_gpus() -> None:
