@@ -19,7 +19,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from perception.data.generated import RENDERER_VERSION, render_scene
+from perception.data.generated import DEFAULT_STYLE, render_scene
 from perception.data.sample import LaneSample, LaneTruth, ReadReport
 from perception.errors import UserError
 
@@ -113,9 +113,9 @@ class PackedScenes:
         return LaneSample(self._chunks.image(index), self.truth(index))
 
 
-def scenes_folder(cache: Path, seed: int, height: int, width: int) -> Path:
-    """The folder of all chunks of a seed and size for this version of the renderer."""
-    return cache / f"scenes-v{RENDERER_VERSION}-seed{seed}-{height}x{width}"
+def scenes_folder(cache: Path, seed: int, height: int, width: int, style: str = DEFAULT_STYLE) -> Path:
+    """The folder of all chunks of a seed, size and style of scenes."""
+    return cache / f"scenes-{style}-seed{seed}-{height}x{width}"
 
 
 def prepare_chunks(
@@ -127,11 +127,12 @@ def prepare_chunks(
     count: int,
     share: tuple[int, int],
     progress: Callable[[int, int], None],
+    style: str = DEFAULT_STYLE,
 ) -> None:
     """Render the chunks of lane scenes that are missing or damaged, as `write_chunks` does."""
 
     def render(index: int) -> tuple[NDArray[np.uint8], LaneTruth]:
-        sample = render_scene(seed, index, height, width)
+        sample = render_scene(seed, index, height, width, style)
         return sample.image, sample.truth
 
     write_chunks(folder, first_index, count, share, progress, render, _pack_lanes)

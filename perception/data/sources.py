@@ -12,6 +12,7 @@ import numpy as np
 
 from perception.config import DataConfig
 from perception.data import mixture
+from perception.data.generated import DEFAULT_STYLE
 from perception.data.mixture import MixedLanes, read_mixture
 from perception.data.near_duplicates import differences_folder, measure_differences, without_near_duplicates
 from perception.data.open import open_lane_dataset
@@ -73,10 +74,12 @@ def prepare_sources(
             f"data.num_validation_scenes = {config.num_validation_scenes}: must be at most {FIRST_TRAINING_SCENE}, "
             "where the training scenes start"
         )
-    folder, prepare = _generated_folder(config, task), prepare_sign_chunks if task == "sign" else prepare_chunks
-    size = (config.scene_height, config.scene_width)
-    prepare(folder, SCENES_SEED, *size, FIRST_TRAINING_SCENE, config.num_train_scenes, share, progress)
-    prepare(folder, SCENES_SEED, *size, 0, config.num_validation_scenes, share, progress)
+    folder, size = _generated_folder(config, task), (config.scene_height, config.scene_width)
+    for first, count in ((FIRST_TRAINING_SCENE, config.num_train_scenes), (0, config.num_validation_scenes)):
+        if task == "sign":
+            prepare_sign_chunks(folder, SCENES_SEED, *size, first, count, share, progress)
+        else:
+            prepare_chunks(folder, SCENES_SEED, *size, first, count, share, progress, config.scene_style)
 
 
 def open_sources(config: DataConfig, task: str) -> Sources:
@@ -193,6 +196,9 @@ def _cache_folder(config: DataConfig) -> Path:
 
 
 def _generated_folder(config: DataConfig, task: str) -> Path:
-    cache = _cache_folder(config)
-    folder = sign_scenes_folder if task == "sign" else scenes_folder
-    return folder(cache, SCENES_SEED, config.scene_height, config.scene_width)
+    place = (_cache_folder(config), SCENES_SEED, config.scene_height, config.scene_width)
+    if task != "sign":
+        return scenes_folder(*place, config.scene_style)
+    if config.scene_style != DEFAULT_STYLE:
+        raise UserError(f"data.scene_style = {config.scene_style}: scenes of signs are of style {DEFAULT_STYLE} only")
+    return sign_scenes_folder(*place)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -16,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perception.data.generated import RENDERER_VERSION, GeneratedScenes, render_scene, scene_truth
+from perception.data.generated import SCENE_STYLES, GeneratedScenes, render_scene, scene_truth
 from perception.data.generated.contact_sheet import main
 from perception.data.generated.light import draw_light
 from perception.data.generated.render import render
@@ -28,10 +30,13 @@ from perception.data.generated.scene import (
     GroundMark,
     LineMarking,
     Scene,
+    Strip,
+    Variety,
     Vehicle,
     draw_scene,
 )
 from perception.data.generated.truth import h_samples, label_scene
+from perception.data.generated.variety import draw_varied_scene
 from perception.data.sample import LaneDataset, LaneTruth
 from perception.errors import UserError
 
@@ -59,7 +64,7 @@ def clean(scene: Scene) -> Scene:
     )
     return dataclasses.replace(
         scene, category="normal", lines=lines, vehicles=(), marks=(), bridge_metres=None, night=False, wet=False,
-        rain=0.0, bonnet_fraction=0.0, haze_metres=3000.0,
+        rain=0.0, bonnet_fraction=0.0, haze_metres=3000.0, variety=None,
     )  # fmt: skip
 
 
@@ -123,15 +128,16 @@ def check_truth(truth: LaneTruth, height: int, width: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**31), index=st.integers(0, 2**20), size=st.sampled_from(SIZES))
 def test_labels_are_sorted_finite_and_inside(seed: int, index: int, size: tuple[int, int]) -> None:
+    for style in SCENE_STYLES:
+        check_truth(scene_truth(seed, index, *size, style), *size)
     truth = scene_truth(seed, index, *size)
-    check_truth(truth, *size)
     assert truth.name == f"generated-{index:06d}"
 
 
 @pytest.mark.parametrize("size", [(64, 64), (96, 256), (590, 1640)])
 def test_other_sizes_render(size: tuple[int, int]) -> None:
-    for index in range(4):
-        sample = render_scene(0, index, *size)
+    for index, style in itertools.product(range(3), SCENE_STYLES):
+        sample = render_scene(0, index, *size, style)
         assert sample.image.shape == (*size, 3)
         check_truth(sample.truth, *size)
 
@@ -144,11 +150,12 @@ def test_cheap_truth_is_the_rendered_truth() -> None:
             assert np.array_equal(a, b)
 
 
-def test_label_lies_on_the_paint_within_a_pixel() -> None:
+@pytest.mark.parametrize("draw", [draw_scene, draw_varied_scene])
+def test_label_lies_on_the_paint_within_a_pixel(draw: Callable[[int, int], Scene]) -> None:
     """The paint is what a picture with lines has over the same one without; its middle is the label."""
     errors: list[float] = []
     for index in range(24):
-        scene = clean(draw_scene(7, index))
+        scene = clean(draw(7, index))
         view = at_size(scene)
         painted = render(scene, view).astype(np.float64).sum(axis=2)
         bare = render(dataclasses.replace(scene, lines=()), view).astype(np.float64).sum(axis=2)
@@ -317,6 +324,98 @@ def test_each_line_style_paints_its_stripes(style: str) -> None:
         assert right > left
 
 
+# --- style v2 --------------------------------------------------------------------------------------------------------
+
+
+PLAIN = Variety(
+    lane_brightness=(), strips=(), ambient=(1, 1, 1), beam_width=1.0, exposure=1.0, saturation=1.0, cast=(1, 1, 1),
+    zoom_blur=0.0, vignette=0.0,
+)  # fmt: skip
+
+
+def varied(scene: Scene, **changes: object) -> Scene:
+    even = (1.0,) * len(scene.lane_centres_metres)
+    return dataclasses.replace(scene, variety=dataclasses.replace(PLAIN, **{"lane_brightness": even, **changes}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("night", [False, True])
+def test_no_variety_is_the_first_style(night: bool) -> None:
+    scene = dataclasses.replace(flat_scene(), night=night)
+    np.testing.assert_array_equal(render(varied(scene), at_size(scene)), render(scene, at_size(scene)))
+
+
+def test_strips_and_surfaces_lie_where_they_are_put() -> None:
+    """Between the lines, by day: the strip alone is darker, the left lane alone is brighter."""
+    scene = dataclasses.replace(flat_scene(), lines=())
+    view = at_size(scene)
+    plain = render(varied(scene), view).astype(int).sum(axis=2)
+    own, other = (scene.lane_centres_metres[i] for i in (scene.own_lane, (scene.own_lane + 1) % 2))
+    strip = render(varied(scene, strips=(Strip(own, 0.3, 0.5),)), view).astype(int).sum(axis=2) - plain
+    bright = tuple(1.4 if centre == own else 1.0 for centre in scene.lane_centres_metres)
+    lane = render(varied(scene, lane_brightness=bright), view).astype(int).sum(axis=2) - plain
+
+    def at(picture: np.ndarray, offset: float) -> int:
+        x, y = view.to_image(view.project(offset, 9.0))
+        return int(picture[round(y), round(x)])
+
+    assert at(strip, own) < -60 and abs(at(strip, own + 0.5)) < 12
+    assert at(lane, own) > 60 and at(lane, own + 1.2) > 60 and abs(at(lane, other)) < 12
+
+
+def test_the_other_camera_does_what_it_is_told() -> None:
+    scene = flat_scene()
+    view = at_size(scene)
+    plain = render(scene, view).astype(float)
+    dark = render(varied(scene, exposure=0.5), view).astype(float)
+    assert 0.42 < dark.mean() / plain.mean() < 0.58
+    grey = render(varied(scene, saturation=0.0), view).astype(float)
+    # A tint of the whole picture is the camera's own; what differs from place to place is the scene's colour.
+    assert np.ptp(grey, axis=2).std() < 0.3 * np.ptp(plain, axis=2).std()
+    red = render(varied(scene, cast=(1.0, 0.4, 0.4)), view).astype(float).mean(axis=(0, 1))
+    assert red[0] > 1.8 * red[1]
+    corner, middle = (
+        render(varied(scene, vignette=0.6), view)[part].mean() / plain[part].mean()
+        for part in (np.s_[300:, :20], np.s_[150:170, 390:410])
+    )
+    assert corner < 0.6 and middle > 0.9
+    blurred = render(varied(scene, zoom_blur=0.06), view).astype(float)
+    sharpness = [np.abs(np.diff(picture, axis=1)).mean() for picture in (blurred, plain)]
+    assert sharpness[0] < 0.9 * sharpness[1]
+
+
+def test_a_dark_night_with_a_narrow_beam() -> None:
+    scene = dataclasses.replace(flat_scene(), night=True)
+    view = at_size(scene)
+    usual = render(scene, view).astype(float)
+    other = render(varied(scene, ambient=(0.2, 0.2, 0.2), beam_width=0.4), view).astype(float)
+    x, y = (round(value) for value in view.to_image(view.project(-scene.road.lateral_metres, 9.0)))
+    ahead, beside = np.s_[y - 5 : y + 5, x - 10 : x + 10], np.s_[y - 5 : y + 5, :20]
+    assert other[ahead].mean() > 0.7 * usual[ahead].mean()
+    assert other[beside].mean() < 0.5 * usual[beside].mean()
+
+
+def test_the_second_style_is_more_varied() -> None:
+    first, second = ([draw(0, index) for index in range(400)] for draw in (draw_scene, draw_varied_scene))
+    assert all(a.lines == b.lines and a.road == b.road for a, b in zip(first, second, strict=True))
+    assert sum(scene.night for scene in second) > 1.5 * sum(scene.night for scene in first)
+    assert {scene.category for scene in second} == {scene.category for scene in first}
+    stretches = [scene.camera.vertical_stretch for scene in second]
+    assert min(stretches) < 0.66 and max(stretches) > 1.15
+    assert all(scene.camera.vertical_stretch == 1 and scene.variety is None for scene in first)
+    varieties = [scene.variety for scene in second if scene.variety is not None]
+    assert len(varieties) == 400
+    assert 0.2 < np.mean([bool(one.strips) for one in varieties]) < 0.7
+    assert 0.2 < np.mean([len(set(one.lane_brightness)) > 1 for one in varieties]) < 0.5
+    assert any(scene.bonnet_fraction > 0.3 for scene in second)
+    for values in ([one.zoom_blur for one in varieties], [one.vignette for one in varieties]):
+        assert 0.1 < np.mean(np.array(values) > 0) < 0.5
+
+
+def test_an_unknown_style_is_a_mistake() -> None:
+    with pytest.raises(UserError, match=r'style "v3" is unknown.*v'):
+        render_scene(0, 0, style="v3")
+
+
 # --- data set, command, mistakes -------------------------------------------------------------------------------------
 
 
@@ -329,6 +428,9 @@ def test_data_set_counts_and_indexes() -> None:
     assert empty > 0 and scenes.report.anomalies.total() == empty
     assert truths[7].name == "generated-000107"
     assert np.array_equal(scenes.sample(7).image, render_scene(0, 107, 160, 400).image)
+    others = GeneratedScenes(0, 100, 8, 160, 400, "v2")
+    assert np.array_equal(others.sample(7).image, render_scene(0, 107, 160, 400, "v2").image)
+    assert np.array_equal(others.truth(7).lanes[0], scene_truth(0, 107, 160, 400, "v2").lanes[0])
     with pytest.raises(IndexError):
         scenes.truth(120)
 
@@ -359,6 +461,9 @@ def test_contact_sheet_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
     picture = cv2.imread(str(out))
     assert picture is not None and picture.shape == (160, 800, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["sheet.png"]
+    first = out.read_bytes()
+    assert main(["--out", str(out), "--count", "5", "--tile-width", "200", "--style", "v2"]) == 0
+    assert out.read_bytes() != first
     assert main(["--out", str(tmp_path / "no" / "sheet.png")]) == 2
     assert main(["--out", str(tmp_path / "sheet.gif")]) == 2
     assert main(["--out", str(out), "--seed", "-1"]) == 2
@@ -376,20 +481,26 @@ def test_speed_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
         print(f"\ngenerated scenes: median {1000 * float(np.median(seconds)):.1f} ms of processor time at 320x800")
 
 
-def test_labels_change_only_with_the_version() -> None:
-    counts = "".join(str(len(scene_truth(0, index).lanes)) for index in range(40))
-    assert (RENDERER_VERSION, counts) == (1, "3435242446224223452426232354634364344203")
-
-
-def test_pictures_change_only_with_the_version() -> None:
-    """Mean grey of six parts of each picture: coarse, so that it holds on another processor too."""
-    parts = [
-        cv2.resize(render_scene(0, index, 160, 400).image, (3, 2), interpolation=cv2.INTER_AREA).mean(axis=2).ravel()
-        for index in range(6)
-    ]
-    expected = [
+PARTS = {
+    "v1": [
         [117, 129, 67, 93, 94, 100], [208, 214, 199, 88, 90, 96], [96, 112, 106, 96, 71, 71],
         [27, 33, 28, 49, 93, 58], [182, 204, 196, 115, 112, 105], [148, 142, 147, 99, 107, 111],
-    ]  # fmt: skip
-    assert RENDERER_VERSION == 1
-    np.testing.assert_allclose(parts, expected, atol=1.1)
+    ],
+    "v2": [
+        [120, 123, 83, 86, 92, 138], [156, 161, 151, 74, 75, 78], [62, 96, 86, 63, 54, 50],
+        [12, 16, 13, 12, 24, 14], [181, 201, 195, 110, 107, 103], [79, 76, 93, 55, 57, 60],
+    ],
+}  # fmt: skip
+"""Mean grey of six parts of each picture: coarse, so that it holds on another processor too."""
+POINTS = {"v1": 4951, "v2": 4720}
+
+
+@pytest.mark.parametrize("style", SCENE_STYLES)
+def test_a_style_never_changes(style: str) -> None:
+    """Who changes pictures or labels adds a style: caches are keyed by its name."""
+    small = [render_scene(0, index, 160, 400, style).image for index in range(6)]
+    parts = [cv2.resize(image, (3, 2), interpolation=cv2.INTER_AREA).mean(axis=2).ravel() for image in small]
+    np.testing.assert_allclose(parts, PARTS[style], atol=1.1)
+    lanes = [scene_truth(0, index, style=style).lanes for index in range(40)]
+    assert "".join(str(len(each)) for each in lanes) == "3435242446224223452426232354634364344203"
+    assert sum(len(lane) for each in lanes for lane in each) == POINTS[style]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from perception.data import packed
-from perception.data.generated import RENDERER_VERSION, render_scene, scene_truth
+from perception.data.generated import render_scene, scene_truth
 from perception.data.packed import PackedScenes, prepare_chunks, scenes_folder
 from perception.errors import UserError
 
@@ -183,10 +183,9 @@ def test_a_cache_on_a_full_disk(small_disk: Path) -> None:
     assert not [path for path in (small_disk / "scenes").iterdir() if path.name.startswith(".")]
 
 
-def test_the_folder_is_of_renderer_seed_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_of_style_seed_and_size(tmp_path: Path) -> None:
     folders = {scenes_folder(tmp_path, *values) for values in [(0, 64, 160), (1, 64, 160), (0, 160, 64)]}
-    monkeypatch.setattr(packed, "RENDERER_VERSION", RENDERER_VERSION + 1)
-    folders.add(scenes_folder(tmp_path, 0, 64, 160))
+    folders.add(scenes_folder(tmp_path, 0, 64, 160, "v2"))
     assert len(folders) == 4 and {folder.parent for folder in folders} == {tmp_path}
 
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from perception.config import DataConfig
-from perception.config_checks import FORMATS
+from perception.config_checks import CHOICES, FORMATS
 from perception.data import packed
+from perception.data.generated import SCENE_STYLES, render_scene
 from perception.data.open import FORMATS as LANE_FORMATS
 from perception.data.packed import PackedScenes
 from perception.data.signs.cache import CachedImages
@@ -131,6 +132,22 @@ def test_generated_scenes_are_prepared_once_and_never_shared(tmp_path: Path, mon
     assert isinstance(sources.train, PackedScenes) and sources.notes == ()
     names = [[part.truth(index).name for index in range(len(part))] for part in (sources.train, sources.validation)]
     assert [len(part) for part in names] == [5, 3] and len(set(names[0] + names[1])) == 8
+
+
+def test_scenes_of_each_style_lie_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "CHUNK_SCENES", 2)
+    assert CHOICES["data.scene_style"] == SCENE_STYLES and DataConfig().scene_style == "v1"
+    small = DataConfig(num_train_scenes=2, num_validation_scenes=2, scene_height=64, scene_width=160)
+    for style in SCENE_STYLES:
+        data = replace(small, scene_style=style, cache_folder=str(tmp_path))
+        prepare_sources(data, "lane", (0, 1), lambda done, total: None)
+        seen = open_sources(data, "lane").validation.sample(1)
+        expected = render_scene(0, 1, 64, 160, style)
+        assert np.abs(seen.image.astype(int) - expected.image).mean() < 4
+        np.testing.assert_array_equal(seen.truth.lanes[0], expected.truth.lanes[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"scenes-{s}-seed0-64x160" for s in SCENE_STYLES]
+    with pytest.raises(UserError, match=r"data\.scene_style = v2: scenes of signs are of style v1 only"):
+        prepare_sources(replace(small, scene_style="v2", cache_folder=str(tmp_path)), "sign", (0, 1), lambda *_: None)
 
 
 def test_validation_scenes_may_not_reach_the_training_ones(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def draw_sky(canvas: Bytes, scene: Scene, view: View, light: Light) -> None:
     canvas[:bottom] = clear
     if light.sun_height < 0.3 and light.headlight == 0:
         sun_column = view.centre_x + light.sun_x * view.focal * 0.5
-        sun_row = view.horizon - light.sun_height * view.focal
+        sun_row = view.horizon - light.sun_height * view.focal_y
         sky = canvas[:bottom]
         blend_glow(sky, sun_column, sun_row, view.width * 0.16, rgb(255, 220, 150), 0.55)
         blend_glow(sky, sun_column, sun_row, view.width * 0.045, rgb(255, 244, 214), 0.9)

@@ -14,7 +14,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from perception.data.generated.render import render_scene
+from perception.data.generated.render import DEFAULT_STYLE, SCENE_STYLES, render_scene
 from perception.data.generated.textures import Bytes
 from perception.data.sample import LaneSample
 from perception.errors import UserError
@@ -36,14 +36,14 @@ def draw_labels(sample: LaneSample) -> Bytes:
 
 
 def contact_sheet(
-    seed: int, first_index: int, count: int, height: int, width: int, labels: bool, tile_width: int
+    seed: int, first_index: int, count: int, height: int, width: int, labels: bool, tile_width: int, style: str
 ) -> tuple[Bytes, list[float]]:
     """The sheet as RGB, and the processor seconds that each scene took."""
     tiles, seconds = [], []
     size = (tile_width, round(height * tile_width / width))
     for index in range(first_index, first_index + count):
         start = time.process_time()
-        sample = render_scene(seed, index, height, width)
+        sample = render_scene(seed, index, height, width, style)
         seconds.append(time.process_time() - start)
         picture = draw_labels(sample) if labels else sample.image
         tiles.append(np.asarray(cv2.resize(picture, size, interpolation=cv2.INTER_AREA), np.uint8))
@@ -83,13 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--height", type=int, default=320, help="scene height in pixels")
     parser.add_argument("--width", type=int, default=800, help="scene width in pixels")
     parser.add_argument("--tile-width", type=int, default=400, help="width of one picture on the sheet, in pixels")
+    parser.add_argument("--style", default=DEFAULT_STYLE, help=f"{' or '.join(SCENE_STYLES)} (default: %(default)s)")
     parser.add_argument("--no-labels", action="store_true", help="leave the lanes undrawn")
     options = parser.parse_args(arguments)
     try:
         check_out(options.out, options.count, options.tile_width)
         sheet, seconds = contact_sheet(
             options.seed, options.first_index, options.count, options.height, options.width,
-            not options.no_labels, options.tile_width,
+            not options.no_labels, options.tile_width, options.style,
         )  # fmt: skip
     except UserError as error:
         print(error, file=sys.stderr)

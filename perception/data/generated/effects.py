@@ -8,7 +8,7 @@ import numpy as np
 from perception.data.generated import textures
 from perception.data.generated.light import Light, blend_glow, by_row, fill, headlight_at, rgb, transmission
 from perception.data.generated.road import View
-from perception.data.generated.scene import Scene, stream
+from perception.data.generated.scene import Scene, Variety, stream
 from perception.data.generated.textures import TILE, Bytes
 
 
@@ -61,12 +61,37 @@ def air_and_sheen(canvas: Bytes, view: View, light: Light, sheen: float) -> None
 def glare(canvas: Bytes, view: View, light: Light) -> None:
     """A low sun: veil over the picture and its mirror image on the road."""
     x = view.centre_x + light.sun_x * view.focal * 0.5
-    y = view.horizon - light.sun_height * view.focal
+    y = view.horizon - light.sun_height * view.focal_y
     small = np.zeros((canvas.shape[0] // 8, canvas.shape[1] // 8, 3), np.uint8)
     blend_glow(small, x / 8, y / 8, view.width * 0.22 / 8, rgb(255, 232, 190), 0.36)
     blend_glow(small, x / 8, (view.ground_top + view.height * 0.12) / 8, view.width * 0.06 / 8, rgb(255, 228, 180), 0.4)
     veil = cv2.resize(small, (canvas.shape[1], canvas.shape[0]), interpolation=cv2.INTER_LINEAR)
     cv2.add(canvas, veil, dst=canvas)
+
+
+def through_another_camera(canvas: Bytes, view: View, variety: Variety) -> None:
+    """Motion, exposure, colour and dark corners as the variety has them."""
+    height, width = canvas.shape[:2]
+    if variety.zoom_blur:
+        moved = []
+        # Both ways, so that the middle of what is blurred stays where its label is.
+        for share in (-0.5, 0.5):
+            scale = 1 + variety.zoom_blur * share
+            matrix = np.array(
+                [[scale, 0, (1 - scale) * view.centre_x], [0, scale, (1 - scale) * view.horizon]], dtype=np.float64
+            )
+            moved.append(cv2.warpAffine(canvas, matrix, (width, height), borderMode=cv2.BORDER_REPLICATE))
+        cv2.addWeighted(canvas, 0.5, moved[0], 0.5, 0, dst=moved[0])
+        cv2.addWeighted(moved[0], 0.67, moved[1], 0.33, 0, dst=canvas)
+    grey = np.tile(np.array([0.299, 0.587, 0.114]), (3, 1))
+    colours = variety.saturation * np.eye(3) + (1 - variety.saturation) * grey
+    gains = variety.exposure * np.array(variety.cast)[:, None]
+    cv2.transform(canvas, colours * gains, dst=canvas)
+    if variety.vignette:
+        x, y = np.linspace(-1, 1, 40), np.linspace(-1, 1, 20)[:, None]
+        small = np.rint(255 * (1 - variety.vignette * (x**2 + y**2) / 2)).astype(np.uint8)
+        corners = cv2.resize(small, (width, height), interpolation=cv2.INTER_LINEAR)
+        cv2.multiply(canvas, cv2.merge([corners, corners, corners]), dst=canvas, scale=1 / 255)
 
 
 def draw_bonnet(canvas: Bytes, scene: Scene, view: View, light: Light) -> None:

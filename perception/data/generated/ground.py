@@ -10,7 +10,7 @@ from perception.data.generated import textures
 from perception.data.generated.light import Colour, by_row, fill, ground_polygon, rgb
 from perception.data.generated.marks import UNDER_PAINT, draw_mark
 from perception.data.generated.road import Floats, View
-from perception.data.generated.scene import LineMarking, Scene, stream
+from perception.data.generated.scene import LineMarking, Scene, Variety, stream
 from perception.data.generated.textures import TILE, Bytes
 
 _ASPHALT_PIXELS_PER_METRE = 100.0
@@ -140,7 +140,18 @@ def _lateral_profile(scene: Scene, rng: np.random.Generator) -> Bytes:
         profile -= oil * np.exp(-((offset - centre) ** 2) / (2 * 0.35**2))
     for edge in (scene.asphalt_left_metres, scene.asphalt_right_metres):
         profile += float(rng.uniform(-0.05, 0.12)) * np.exp(-((offset - edge) ** 2) / (2 * 0.3**2))
+    if scene.variety is not None:
+        _lay_surfaces(profile, offset, scene, scene.variety)
     return np.clip(np.rint(profile * 128), 0, 255).astype(np.uint8)
+
+
+def _lay_surfaces(profile: Floats, offset: Floats, scene: Scene, variety: Variety) -> None:
+    """Lanes of different materials, the outer ones out to the edge of the asphalt, and bands along the road."""
+    centres = np.array(scene.lane_centres_metres)
+    nearest = np.abs(offset[:, None] - centres).argmin(axis=1)
+    profile *= np.array(variety.lane_brightness)[nearest]
+    for strip in variety.strips:
+        profile[np.abs(offset - strip.offset_metres) < strip.width_metres / 2] *= strip.brightness
 
 
 def _stripes(line: LineMarking) -> tuple[tuple[float, float, bool], ...]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from perception.data.generated.road import Floats, View
-from perception.data.generated.scene import Scene, stream
+from perception.data.generated.scene import Scene, Variety, stream
 from perception.data.generated.textures import Bytes
 
 Colour = NDArray[np.float64]
@@ -46,6 +46,8 @@ class Light:
     """Strength of our own headlights, 0 by day."""
     lamps: bool
     """Whether street lamps stand and burn."""
+    beam_width: float = 1.0
+    """Of our headlights, against that of a usual pair."""
 
 
 def draw_light(scene: Scene) -> Light:
@@ -85,9 +87,17 @@ def draw_light(scene: Scene) -> Light:
         top, low = rgb(8, 9, 14), rgb(24, 24, 30) * (1.6 if lamps else 1.0)
         cloud, haze, cover, casts = rgb(20, 20, 26), rgb(20, 20, 26) * (1.5 if lamps else 1.0), 0.4, False
         headlight = float(rng.uniform(0.8, 1.35))
-    return Light(
+    light = Light(
         direct, shadow, top, low, cloud, cover, haze, scene.haze_metres, sun_x, sun_height, casts, headlight, lamps
     )
+    return light if scene.variety is None or not scene.night else _dimmed(light, scene.variety)
+
+
+def _dimmed(light: Light, variety: Variety) -> Light:
+    """The night as the variety has it: its own brightness and colour beside the headlights, a beam of its own."""
+    names = ("direct", "shadow", "sky_top", "sky_low", "cloud", "haze")
+    colours = {name: getattr(light, name) * variety.ambient for name in names}
+    return replace(light, **colours, beam_width=variety.beam_width)
 
 
 def transmission(light: Light, z: Floats | float) -> Floats:
@@ -98,7 +108,7 @@ def transmission(light: Light, z: Floats | float) -> Floats:
 def headlight_at(light: Light, x: Floats | float, z: Floats | float) -> Floats:
     """How much our headlights add at x metres to the side and z ahead."""
     x, z = np.asarray(x, np.float64), np.asarray(z, np.float64)
-    beam = np.exp(-((x - 0.03 * z) ** 2) / (1.6 + 0.16 * z) ** 2 / 2)
+    beam = np.exp(-((x - 0.03 * z) ** 2) / ((1.6 + 0.16 * z) * light.beam_width) ** 2 / 2)
     return light.headlight * beam * np.clip((z - 2.0) / 6.0, 0.25, 1) * np.exp(-(np.maximum(z - 8, 0.0) / 30))
 
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from perception.data.generated.backdrop import draw_sky
-from perception.data.generated.effects import air_and_sheen, draw_bonnet, draw_rain, glare, light_ground, shoot
+from perception.data.generated.effects import (
+    air_and_sheen,
+    draw_bonnet,
+    draw_rain,
+    glare,
+    light_ground,
+    shoot,
+    through_another_camera,
+)
 from perception.data.generated.ground import draw_ground, shadow_mask
 from perception.data.generated.light import Light, draw_light
 from perception.data.generated.road import View
@@ -13,33 +23,44 @@ from perception.data.generated.roadside import draw_roadside
 from perception.data.generated.scene import Scene, draw_scene, stream
 from perception.data.generated.textures import Bytes
 from perception.data.generated.truth import label_scene
+from perception.data.generated.variety import draw_varied_scene
 from perception.data.generated.vehicles import draw_vehicle
 from perception.data.sample import LaneSample, LaneTruth, ReadReport
-from perception.errors import UserError
+from perception.errors import UserError, nearest
 
-RENDERER_VERSION = 1
-"""Grows whenever the pictures or labels of a (seed, index) change; caches are keyed by it."""
+DEFAULT_STYLE = "v1"
+
+_SCENES: dict[str, Callable[[int, int], Scene]] = {DEFAULT_STYLE: draw_scene, "v2": draw_varied_scene}
+SCENE_STYLES: tuple[str, ...] = tuple(_SCENES)
+"""How scenes are drawn. A style's pictures and labels never change: what differs is another style, and caches are
+keyed by it."""
 
 _SMALLEST_PIXELS = 64
 _LARGEST_PIXELS = 4096
 
 
-def render_scene(seed: int, index: int, height: int = 320, width: int = 800) -> LaneSample:
+def render_scene(seed: int, index: int, height: int = 320, width: int = 800, style: str = DEFAULT_STYLE) -> LaneSample:
     """Picture and labels of scene (seed, index); the same bytes in every process.
 
-    Raises UserError for a negative seed or index or a size outside 64 to 4096 pixels.
+    Raises UserError for a negative seed or index, a size outside 64 to 4096 pixels or an unknown style.
     """
     check_scene(seed, index, height, width)
-    scene = draw_scene(seed, index)
+    scene = _scene(seed, index, style)
     view = View(scene.camera, scene.road, height, width)
     return LaneSample(image=render(scene, view), truth=label_scene(scene, view))
 
 
-def scene_truth(seed: int, index: int, height: int = 320, width: int = 800) -> LaneTruth:
+def scene_truth(seed: int, index: int, height: int = 320, width: int = 800, style: str = DEFAULT_STYLE) -> LaneTruth:
     """The labels that `render_scene` gives, without drawing."""
     check_scene(seed, index, height, width)
-    scene = draw_scene(seed, index)
+    scene = _scene(seed, index, style)
     return label_scene(scene, View(scene.camera, scene.road, height, width))
+
+
+def _scene(seed: int, index: int, style: str) -> Scene:
+    if style not in _SCENES:
+        raise UserError(f'generated scenes: style "{style}" is unknown{nearest(style, SCENE_STYLES)}')
+    return _SCENES[style](seed, index)
 
 
 def render(scene: Scene, view: View) -> Bytes:
@@ -71,6 +92,8 @@ def finish(canvas: Bytes, scene: Scene, view: View, light: Light) -> Bytes:
         glare(canvas, view, light)
     if scene.rain:
         draw_rain(canvas, scene, view, stream(scene.seed, scene.index, 6))
+    if scene.variety is not None:
+        through_another_camera(canvas, view, scene.variety)
     return shoot(canvas, scene, view)
 
 
@@ -89,16 +112,24 @@ def check_scene(seed: int, index: int, height: int, width: int) -> None:
 class GeneratedScenes:
     """Scenes first_index ... first_index + count - 1 of a seed, as a LaneDataset."""
 
-    def __init__(self, seed: int, first_index: int, count: int, height: int = 320, width: int = 800) -> None:
+    def __init__(
+        self,
+        seed: int,
+        first_index: int,
+        count: int,
+        height: int = 320,
+        width: int = 800,
+        style: str = DEFAULT_STYLE,
+    ) -> None:
         """Labels are drawn at once, to count them; pictures when asked for."""
         check_scene(seed, first_index, height, width)
         if count < 1:
             raise UserError(f"generated scenes: count = {count} must be at least 1")
         self.seed, self.first_index, self.count = seed, first_index, count
-        self.height, self.width = height, width
+        self.height, self.width, self.style = height, width, style
         self.report = ReadReport()
         for index in range(first_index, first_index + count):
-            truth = scene_truth(seed, index, height, width)
+            truth = scene_truth(seed, index, height, width, style)
             self.report.images += 1
             self.report.lanes += len(truth.lanes)
             if not truth.lanes:
@@ -108,10 +139,10 @@ class GeneratedScenes:
         return self.count
 
     def truth(self, index: int) -> LaneTruth:
-        return scene_truth(self.seed, self._scene_index(index), self.height, self.width)
+        return scene_truth(self.seed, self._scene_index(index), self.height, self.width, self.style)
 
     def sample(self, index: int) -> LaneSample:
-        return render_scene(self.seed, self._scene_index(index), self.height, self.width)
+        return render_scene(self.seed, self._scene_index(index), self.height, self.width, self.style)
 
     def _scene_index(self, index: int) -> int:
         if not 0 <= index < self.count:

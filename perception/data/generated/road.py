@@ -89,6 +89,8 @@ class Camera:
     horizon_fraction: float
     """Row of the level horizon in image heights, at the middle of the image."""
     roll_radians: float
+    vertical_stretch: float = 1.0
+    """Focal length along y, as a share of that along x: images of another aspect, squeezed to one size."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,10 @@ class Frame:
     """A place on the ground, turned with the road: rigid things are drawn in its coordinates."""
 
     origin_x: float
-    """Canvas column and row of the vanishing point of straight ahead, and the focal length in pixels."""
+    """Canvas column and row of the vanishing point of straight ahead, and the focal lengths in pixels."""
     origin_y: float
     focal: float
+    focal_y: float
     x_metres: float
     z_metres: float
     eye_metres: float
@@ -115,7 +118,7 @@ class Frame:
             z = max(self.z_metres + ahead, _NEAREST_METRES)
             x = self.x_metres + right * self.stretch + self.direction * ahead
             y = self.eye_metres - self.slope * ahead - above
-            out.append((self.origin_x + self.focal * x / z, self.origin_y + self.focal * y / z))
+            out.append((self.origin_x + self.focal * x / z, self.origin_y + self.focal_y * y / z))
         return np.array(out)
 
 
@@ -135,12 +138,13 @@ class View:
         self.canvas_width = width + 2 * self.pad_x
         self.canvas_height = height + 2 * self.pad_y
         self.focal = camera.focal_fraction * width
+        self.focal_y = self.focal * camera.vertical_stretch
         self.centre_x = (self.canvas_width - 1) / 2
         self.centre_y = (self.canvas_height - 1) / 2
         self.horizon = self.pad_y + camera.horizon_fraction * height
 
         z = np.geomspace(_NEAREST_METRES, _FARTHEST_METRES, _NUM_TABLE_SAMPLES)
-        row = self.horizon + self.focal * (camera.height_metres - road.elevation(z)) / z
+        row = self.horizon + self.focal_y * (camera.height_metres - road.elevation(z)) / z
         rising = np.flatnonzero(np.diff(row) >= -1e-9)
         end = int(rising[0]) + 1 if len(rising) else len(z)
         self.table_z, self.table_row = z[:end], row[:end]
@@ -168,7 +172,7 @@ class View:
         z = np.asarray(z, np.float64)
         x = self.road.centre(z) + offset * np.hypot(1.0, self.road.direction(z))
         y = self.camera.height_metres - self.road.elevation(z) - above
-        x, y = np.broadcast_arrays(x * (self.focal / z), y * (self.focal / z))
+        x, y = np.broadcast_arrays(x * (self.focal / z), y * (self.focal_y / z))
         points = np.empty((*x.shape, 2))
         points[..., 0], points[..., 1] = x, y
         points += (self.centre_x, self.horizon)
@@ -183,6 +187,7 @@ class View:
             origin_x=self.centre_x,
             origin_y=self.horizon,
             focal=self.focal,
+            focal_y=self.focal_y,
             x_metres=self.road.centre_at(z) + offset * stretch,
             z_metres=z,
             eye_metres=self.camera.height_metres - ground,

@@ -102,8 +102,8 @@ def _draw_tree(canvas: Bytes, view: View, light: Light, offset: float, z: float,
     frame = view.frame(offset, z)
     tall = float(rng.uniform(0.9, 2.0) if bush else rng.uniform(4.5, 10))
     foot_x, foot_y = frame.project([(0.0, 0.0, 0.0)])[0].tolist()
-    height = tall * view.focal / z
-    width = height * float(rng.uniform(1.2, 1.9) if bush else rng.uniform(0.65, 0.9))
+    height = tall * view.focal_y / z
+    width = tall * view.focal / z * float(rng.uniform(1.2, 1.9) if bush else rng.uniform(0.65, 0.9))
     window = view.window(np.array([[foot_x - width / 2, foot_y - height], [foot_x + width / 2, foot_y]]))
     if window is None:
         return

@@ -76,6 +76,36 @@ class GroundMark:
 
 
 @dataclass(frozen=True)
+class Strip:
+    """A band along the road that is lighter or darker than the rest and no marking: a joint, removed paint."""
+
+    offset_metres: float
+    width_metres: float
+    brightness: float
+
+
+@dataclass(frozen=True)
+class Variety:
+    """What scenes of style v2 have that those of v1 lack: see `variety.py`."""
+
+    lane_brightness: tuple[float, ...]
+    """Of each lane's surface, which may be of another material than its neighbour's."""
+    strips: tuple[Strip, ...]
+    ambient: tuple[float, float, float]
+    """Factors, by colour, on all light at night but that of headlights."""
+    beam_width: float
+    """Of our headlights, 1 as in v1."""
+    exposure: float
+    saturation: float
+    cast: tuple[float, float, float]
+    """Factors, by colour, on the whole picture, as of a camera that takes the lamps' light for white or does not."""
+    zoom_blur: float
+    """How far the picture moves away from the vanishing point while it is taken, as a share of the distance to it."""
+    vignette: float
+    """Share of the light that the picture's corners lack."""
+
+
+@dataclass(frozen=True)
 class Scene:
     seed: int
     index: int
@@ -104,6 +134,8 @@ class Scene:
     """0 none ... 1 heavy."""
     haze_metres: float
     """Distance at which the air has taken 63 % of the contrast."""
+    variety: Variety | None = None
+    """None in style v1."""
 
 
 def stream(seed: int, index: int, purpose: int) -> np.random.Generator:

@@ -214,7 +214,8 @@ def _draw_lamps(brush: _Brush, light: Light, vehicle: Vehicle, body: _Body) -> N
         if brush.wet and burning:
             x, y = quad.mean(axis=0).tolist()
             scale = brush.frame.focal / brush.frame.z_metres
-            blend_glow(brush.canvas, x, y + 1.6 * level * scale, 0.09 * scale, glow, 0.4 * brush.clear, 5.0)
+            mirrored = y + 1.6 * level * (brush.frame.focal_y / brush.frame.z_metres)
+            blend_glow(brush.canvas, x, mirrored, 0.09 * scale, glow, 0.4 * brush.clear, 5.0)
         if light.headlight > 0:
             _draw_glow(brush, quad.mean(axis=0).tolist(), vehicle.oncoming)
 
