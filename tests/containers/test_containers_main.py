@@ -79,9 +79,13 @@ def test_a_mistake_as_a_user_sees_it() -> None:
 def test_a_reader_that_has_left_is_no_fault() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    words = [sys.executable, "-m", "containers", "run", "--help"]
+    words = [sys.executable, "-m", "containers", "--help"]
+    # Buffered, as by default: what argparse writes at once it does not miss.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     try:
-        done = subprocess.run(words, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            words, cwd=ROOT, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        )
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
