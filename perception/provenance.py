@@ -88,7 +88,7 @@ def read_record(exported: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: the record of {exported.name} is missing; it is written beside each export") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: record cannot be read ({error}); export the model again") from None
     if not isinstance(record, dict) or record.get("format") != RECORD_FORMAT:
         found = record.get("format") if isinstance(record, dict) else None

@@ -101,9 +101,20 @@ class RunFolder:
 
 
 def check_folder_of(option: str, path: Path | None) -> None:
-    """Before anything is computed for it: raise UserError if the folder of an output file is missing."""
-    if path is not None and not path.parent.is_dir():
+    """Before anything is computed for an output file: raise UserError if its folder is missing, or it is no file.
+
+    A file is written beside it and takes its place, which would be the end of a device, a pipe or a link.
+    """
+    if path is None:
+        return
+    if not path.parent.is_dir():
         raise UserError(f"{option} {path}: folder {path.parent} does not exist; make it first")
+    if path.is_dir():
+        raise UserError(f"{option} {path}: is a folder; name a file")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UserError(
+            f"{option} {path}: is a link, device or pipe, which a file would take the place of; name a file"
+        )
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 
 from perception.errors import UserError
-from pipelines.commands import command_module, run_command
+from pipelines.commands import command_module, run_command, run_program
 
 COMMANDS = {
     "train": "train a model: python -m pipelines train lane-small --data generated --ranks 2",
@@ -47,12 +47,4 @@ def module_of(command: str) -> ModuleType:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (UserError, KeyboardInterrupt) as error:
-        if sys.excepthook.__module__ == "perception.distributed.failure":
-            raise  # A rank: its hook records why it ended, and ends without waiting for the others.
-        if isinstance(error, KeyboardInterrupt):
-            sys.exit(130)
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_program(main))

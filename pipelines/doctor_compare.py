@@ -41,6 +41,8 @@ def compare_nodes(reports: Sequence[Path]) -> list[Finding]:
 def _read(path: Path) -> dict[str, Finding]:
     try:
         findings = [Finding(**raw) for raw in json.loads(path.read_text(encoding="utf-8"))["findings"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise UserError(f"--compare {path}: no report of `doctor --json` ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"--compare {path}: no report of `doctor --json` ({type(error).__name__}: {error})") from None
     return {finding.name: finding for finding in findings}

@@ -13,6 +13,9 @@ from perception.errors import UserError
 if TYPE_CHECKING:
     from perception.predict import PredictReport
 
+LARGEST_BATCH = 65_536
+LARGEST_THREADS = 4_096
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, help="a run folder, a checkpoint in one, or an exported file (.onnx)")
@@ -81,6 +84,9 @@ def predict(
         raise UserError(f"--batch {batch}: must be 1 or more")
     if num_threads < 0:
         raise UserError(f"--threads {num_threads}: must be 0 or more")
+    for option, value, largest in (("--batch", batch or 1, LARGEST_BATCH), ("--threads", num_threads, LARGEST_THREADS)):
+        if value > largest:
+            raise UserError(f"{option} {value}: must be at most {largest}")
     folder = out or Path("predictions") / f"{source.stem}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
     _check_empty(folder)
     frames = open_input(source, root)

@@ -13,6 +13,7 @@ from perception.config import RunConfig
 from perception.distributed.environment import RankEnvironment, rank_environment
 from perception.errors import UserError
 from perception.run_folder import RunFolder, write_json
+from pipelines.commands import outlive_readers
 from pipelines.configs import CONFIGS, named_config, with_options
 
 PROGRAM = (sys.executable, "-m", "pipelines")
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit code 0 finished, 75 preempted with a checkpoint, 2 a user's mistake, 1 a crash."""
+    outlive_readers()
     place = rank_environment(os.environ)
     if options.commit_every_steps is not None:
         options.set = [*options.set, f"train.checkpoint_every_steps={options.commit_every_steps}"]
@@ -154,6 +156,11 @@ def _with_tuned(options: argparse.Namespace, config: RunConfig, place: RankEnvir
 
 def _check_folder(folder: Path, resume: bool) -> None:
     """Before ranks are started: the same check that rank 0 makes."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        # TensorBoard's writer, for one, fails on such a path.
+        raise UserError(f"--out {folder}: is not UTF-8; give another") from None
     if not resume and RunFolder(folder).config.exists():
         raise UserError(f"{folder}: holds a run already; add --resume to go on with it, or give another --out")
 

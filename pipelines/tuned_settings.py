@@ -101,7 +101,7 @@ def read_tuned(path: Path) -> Tuned:
     cure = "delete it, or write it anew by `python -m pipelines tune`"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as tuned settings ({error}); {cure}") from None
     fields = raw if isinstance(raw, dict) else {}
     for name, kind in (("key", dict), ("settings", dict), ("reason", str), ("date", str)):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from perception.errors import UserError
-from pipelines.commands import command_module, run_command
+from pipelines.commands import command_module, run_command, run_program
 
 COMMANDS = {
     "plan": "check a plan, and print what it would launch and cost: python -m sweeps plan sweeps/plans/nightly.toml",
@@ -31,10 +30,4 @@ def module_of(command: str) -> ModuleType:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(run_program(main))

@@ -89,7 +89,7 @@ def read_profile(path: Path) -> StepProfile:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); {_CURE}") from None
-    except ValueError as error:  # not JSON, or not text at all
+    except (ValueError, RecursionError) as error:  # not JSON, or not text at all, or nested without end
         raise UserError(f"{path}: not JSON ({error}); {_CURE}") from None
     fields = _checked_fields(f"{path}", content, StepProfile)
     gradients = fields["gradients"]

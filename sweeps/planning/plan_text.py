@@ -44,7 +44,7 @@ def parse_plan(text: str, path: str) -> Plan:
     """Raises UserError for the first mistake."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and lists without end
         raise UserError(f"{path}: not TOML: {error}") from None
     _refuse_secrets(table, path)
     models = table.pop("models", [])

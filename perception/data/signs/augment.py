@@ -123,7 +123,9 @@ class SignAugmenter:
         clipped = _clipped(boxes, *image.shape[:2])
         sides = clipped[:, 2:] - clipped[:, :2]
         inside = (sides > 0).all(axis=1)
-        visible = sides.prod(axis=1) >= self.config.min_visibility * (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+        # Of a sign that lies in the image as a whole a rounding error may be cut off.
+        share = min(self.config.min_visibility, 0.999)
+        visible = sides.prod(axis=1) >= share * (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
         taught = inside & visible & (sides.min(axis=1) >= self.config.min_side_pixels)
         regions = _clipped(ignored, *image.shape[:2])
         regions = regions[(regions[:, 2:] > regions[:, :2]).all(axis=1)]

@@ -56,7 +56,7 @@ def load_class_map(name: str) -> ClassMap:
         raise UserError(f"class map {name}: no such file, and no built-in map{nearest(name, BUILT_IN)}")
     try:
         raw = tomllib.loads(read_text(path, "class map", ReadReport()))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: class map is not TOML ({error})") from None
     for field in raw:
         if field not in _FIELDS:
