@@ -42,16 +42,20 @@ class Filler:
         self._all_fixed = not any(trials.is_adaptive for trials in run.trials.values())
 
     def fill(self, num_slots: int) -> int:
-        """Submit what free slots can take; returns how many jobs."""
+        """Submit what free slots can take, then what is to wait for slots; returns how many jobs."""
         run = self._run
-        if run.state.closing or num_slots <= 0:
-            return 0
-        self._num_slots = num_slots
-        jobs = self._chosen(num_slots)
-        if jobs:
-            self._announce(jobs)
-            self.send(jobs)
-        return len(jobs)
+        num_submitted = 0
+        # No slot stays free while the rest of a long night is drawn up.
+        for ahead in (0, self._ahead(num_slots)):
+            if run.state.closing or num_slots <= 0 or self._trouble:
+                break
+            self._num_slots = num_slots
+            jobs = self._longest_first(self._chosen(num_slots, ahead))
+            if jobs:
+                self._announce(jobs)
+                self.send(jobs)
+            num_submitted += len(jobs)
+        return num_submitted
 
     def send(self, jobs: Sequence[JobState]) -> None:
         """Give announced jobs to the launcher; those it does not confirm stay announced."""
@@ -138,10 +142,23 @@ class Filler:
                 add_jobs(run, name, requests)
             run.record(BestChosen(run.clock.now(), name, best.job if best else ""))
 
-    def _chosen(self, num_slots: int) -> list[JobState]:
+    def _longest_first(self, jobs: Sequence[JobState]) -> list[JobState]:
+        """As far as is known, so that those that begin last are short and the last slots fall free together."""
+        expected = {job.name: self._expected(job) for job in jobs}
+        # Of a night that has just begun only the samples are known.
+        by_samples = None in expected.values()
+
+        def seconds(job: JobState) -> float:
+            work = job.planned.num_samples if by_samples else expected[job.name]
+            return (work or 0.0) / job.planned.num_ranks
+
+        # What was begun goes on before anything new.
+        return sorted(jobs, key=lambda job: (-job.planned.priority, not job.attempts, -seconds(job)))
+
+    def _chosen(self, num_slots: int, ahead: int) -> list[JobState]:
+        """Jobs for the slots that are free and for `ahead` more ranks."""
         run = self._run
         free = num_slots - sum(job.planned.num_ranks for job in run.state.out.values())
-        ahead = self._ahead(num_slots)
         if free + ahead <= 0 or not self._has_room():
             return []
         spent = run.spent()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from perception.errors import UserError
 from perception.run_folder import sync_folder
-from sweeps.night.events import Event, from_row, to_row
+from sweeps.night.events import Event, JobPlanned, from_row, to_row
 
 _CHUNK_BYTES = 1 << 16
 
@@ -45,8 +45,10 @@ class Journal:
         self._size = tail.num_whole_bytes
 
     def append(self, events: Sequence[Event]) -> None:
-        """All of them with one sync; afterwards they are on the disk.
+        """All of them with one sync; afterwards they are on the disk, as is all that was appended before.
 
+        Plans alone are not forced there, since a thousand are drawn up at once: what follows from them, their
+        announcement, is. Of those that a power cut takes the search still knows the trials, and they are planned again.
         Raises UserError where they cannot be written, and takes back what was written of them.
         """
         if not events:
@@ -56,7 +58,8 @@ class Journal:
             written = 0
             while written < len(data):
                 written += os.pwrite(self._descriptor, data[written:], self._size + written)
-            os.fdatasync(self._descriptor)
+            if not all(isinstance(event, JobPlanned) for event in events):
+                os.fdatasync(self._descriptor)
         except OSError as error:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._size)

@@ -1,4 +1,4 @@
-"""The search for better parameters, by ask and tell over Optuna, which nothing else imports.
+"""The search for better parameters, by ask and tell over Optuna, which only this file and storage.py import.
 
 One controller asks and tells; training jobs know nothing of it. What ends trials early is decided in pruning.py.
 """
@@ -9,25 +9,27 @@ import datetime
 import json
 import math
 import random
+import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
-from optuna.storages import journal
 from optuna.trial import FrozenTrial, TrialState
 
 from perception.errors import UserError
 from sweeps.planning.space import Parameter, Sample, SearchSpace, check_sampler, key
 from sweeps.search.search_rows import Importance, Outcome, State, Suggestion, TrialRow
-from sweeps.search.storage import Storage, prepare_journal
+from sweeps.search.storage import JournalFile, Storage, prepare_journal
 
 MOST_TRIALS_FOR_IMPORTANCE = 2000
 LEAST_TRIALS_FOR_IMPORTANCE = 10
 NUM_STARTUP_TRIALS = 10
 """Drawn at random before a model of the objective is made."""
+
+_PAUSES_SECONDS = (0.2, 0.5, 1.0)
 
 _STATES: dict[TrialState, State] = {
     TrialState.WAITING: "waiting",
@@ -51,7 +53,9 @@ class Search:
         owner: str,
         exclusive: bool,
         constraints: Sequence[str],
+        sync: Callable[[], None],
     ):
+        """`sync`: forces to the disk what was written; done before anybody is told of it."""
         self._study = study
         self._backend = backend
         self._space = space
@@ -59,6 +63,7 @@ class Search:
         self._owner = owner
         self._exclusive = exclusive
         self._constraints = frozenset(constraints)
+        self._sync = sync
         self._asked: dict[int, optuna.Trial] = {}
         self._grid: list[Sample] | None = None
         if sampler == "grid":
@@ -79,6 +84,7 @@ class Search:
         self._asked[trial.number] = trial
         if self._owner:
             trial.set_user_attr("owner", self._owner)
+        self._sync()
         return Suggestion(trial.number, self._sample(trial.params), trial.user_attrs.get("note", ""))
 
     def report(self, number: int, num_samples: int, value: float) -> None:
@@ -90,6 +96,7 @@ class Search:
         known = num_samples in self._frozen(number).intermediate_values
         if len(self._study.directions) == 1 and math.isfinite(value) and not known:
             trial.report(value, num_samples)
+            self._sync()
 
     def tell(
         self,
@@ -130,6 +137,7 @@ class Search:
             # What diverged counts as ended early, not as failed: samplers that learn keep away from its place.
             self._study.tell(number, state=TrialState.FAIL if outcome == "failed" else TrialState.PRUNED)
         self._asked.pop(number, None)
+        self._sync()
         return outcome
 
     def enqueue(self, parameters: Mapping[str, Any], note: str = "") -> bool:
@@ -149,6 +157,7 @@ class Search:
             if trial.user_attrs.get("enqueued") == text and trial.user_attrs.get("note", "") == note:
                 return False
         self._study.enqueue_trial(fixed, user_attrs={"enqueued": text, "note": note})
+        self._sync()
         return True
 
     def learn(self, parameters: Mapping[str, Any], values: Sequence[float], note: str) -> None:
@@ -164,6 +173,7 @@ class Search:
                 user_attrs={"note": note, "owner": self._owner},
             )
         )
+        self._sync()
 
     def running(self) -> list[TrialRow]:
         """Trials of this owner that were asked and not told: after a restart, those to be adopted or told."""
@@ -294,33 +304,47 @@ def open_search(
     """
     check_sampler(sampler, space, len(directions), "sampler")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    backend, repairs = open_storage(storage)
+    backend, sync, repairs = open_storage(storage)
     opened = optuna.create_study(storage=backend, study_name=study, directions=list(directions), load_if_exists=True)
     if [direction.name.lower() for direction in opened.directions] != list(directions):
         raise UserError(f"search {study}: was begun with other objectives; give the plan another name")
     # Begun again, a search must not draw the same numbers again.
     num_trials = len(opened.get_trials(deepcopy=False))
     opened.sampler = _sampler(sampler, seed, random.Random(f"{seed}/{num_trials}").getrandbits(31))
-    search = Search(opened, backend, space, sampler, seed, owner, not storage.shared, constraints)
+    search = Search(opened, backend, space, sampler, seed, owner, not storage.shared, constraints, sync)
     search.repairs = (*repairs, *_end_unnamed(opened, space, storage))
     return search
 
 
-def open_storage(storage: Storage) -> tuple[optuna.storages.BaseStorage, tuple[str, ...]]:
-    """Open it; the lines say what was mended. Raises UserError where it is damaged or cannot be reached."""
+def _open_database(url: str) -> optuna.storages.RDBStorage:
+    options = {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
+    for pause_seconds in _PAUSES_SECONDS:
+        try:
+            return optuna.storages.RDBStorage(url, engine_kwargs=options)
+        except Exception as error:
+            # Nights that begin together over an empty database all make its tables, and one of them is first.
+            if type(error).__name__ not in ("IntegrityError", "ProgrammingError"):
+                raise
+            time.sleep(pause_seconds)
+    return optuna.storages.RDBStorage(url, engine_kwargs=options)
+
+
+def open_storage(storage: Storage) -> tuple[optuna.storages.BaseStorage, Callable[[], None], tuple[str, ...]]:
+    """Open it, with what forces it to the disk and a line on each thing that was mended.
+
+    Raises UserError where it is damaged or cannot be reached.
+    """
     if storage.journal is not None:
         lines = prepare_journal(storage.journal)
         try:
-            lock = journal.JournalFileOpenLock(str(storage.journal), grace_period=10)
-            backend = journal.JournalFileBackend(str(storage.journal), lock_obj=lock)
-            return optuna.storages.JournalStorage(backend), tuple(lines)
+            file = JournalFile(storage.journal)
+            return optuna.storages.JournalStorage(file), file.sync, tuple(lines)
         except OSError as error:
             raise UserError(f"{storage.journal}: cannot be opened ({error.strerror})") from None
     # psycopg is the driver that is installed; plain postgresql:// means another one.
     url = "postgresql+psycopg://" + storage.url.partition("://")[2]
     try:
-        options = {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
-        return optuna.storages.RDBStorage(url, engine_kwargs=options), ()
+        return _open_database(url), lambda: None, ()
     except ImportError:
         raise UserError("PostgreSQL needs sqlalchemy and psycopg: pip install sqlalchemy 'psycopg[binary]'") from None
     except Exception as error:
