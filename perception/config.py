@@ -35,6 +35,9 @@ class DataConfig:
     """Signs: how the boxes of a folder count pixels, e.g. half-open; empty: as its format has it."""
     class_map: str = ""
     """Signs: a file, or the name of a built-in map, that merges, renames, drops or ignores classes."""
+    drop_near_duplicates: float = 0.0
+    """Lanes in a folder: training leaves out frames that differ from the one before by less than so many grey levels of
+    255, in the mean over a thumbnail; 0: none. Generated scenes are drawn one by one. See data/near_duplicates.py."""
     image_cache_mib: int = 0
     """Signs in a folder: each rank or loader process keeps so much of decoded images; decoding takes a third of
     the time that the small network takes to train on one."""
@@ -43,20 +46,29 @@ class DataConfig:
     num_validation_scenes: int = 200
     scene_height: int = 320
     scene_width: int = 800
+    scene_style: str = "v1"
+    """Of generated scenes of lanes: v1, or v2, which has more kinds of cameras, roads and nights."""
     workers_per_rank: int = 0
     """Loader processes per rank; 0 loads in the rank itself, best when cores are few."""
+    hard_scene_weight: float = 0.0
+    """Scenes are seen the more often the higher their loss was, the hardest this much more often than the easiest,
+    and each as often as at 0 at least: an epoch is longer by half of it. See perception/hard_scenes.py."""
     cache_folder: str = ""
     """Where generated scenes are kept packed; empty: the user's cache folder."""
 
 
 @dataclass(frozen=True)
 class OptimConfig:
+    name: str = "adamw"
+    """adamw, or for large batches lamb or lars: see perception/large_batch.py. Each needs an `lr` of its own."""
     lr: float = 6e-4
-    """Learning rate at `reference_batch_size`."""
+    """Learning rate at `reference_batch_size`. lamb: the share of its length that each tensor moves in a step."""
     reference_batch_size: int = 40
     lr_scaling: str = "sqrt"
-    """How lr follows the global batch: sqrt (for Adam's family), linear or none; always logged."""
+    """How lr follows the global batch: sqrt (for Adam's family, lamb too), linear (for lars) or none; always logged."""
     weight_decay: float = 0.01
+    trust_coefficient: float = 0.001
+    """lars only: lr times this is the share of its length that each tensor moves in a step, momentum apart."""
     warmup_samples: int = 32000
     """Samples over which lr rises linearly; at most a tenth of the run."""
     final_lr_fraction: float = 0.0
@@ -198,7 +210,7 @@ def from_json(text: str, where: str) -> RunConfig:
     """
     try:
         raw = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON ({error}); take config.json of a run folder") from None
     if not isinstance(raw, dict) or "task" not in raw or "name" not in raw:
         raise UserError(f"{where}: not a run configuration: fields task and name are missing")
@@ -244,7 +256,7 @@ def _parse(hint: Any, text: str) -> Any:
     """A value from the command line: JSON, but a text field keeps digits, true or null as they are written."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return text if hint is str and not isinstance(value, str) else value
 

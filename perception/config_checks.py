@@ -22,7 +22,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
 """A task → the metrics of its validation that a run may aim at; more is better in all of them."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
+    "data.scene_style": ("v1", "v2"),
     "model.stem": ("conv", "conv3", "patch"),
+    "optim.name": ("adamw", "lamb", "lars"),
     "optim.lr_scaling": ("sqrt", "linear", "none"),
     "train.precision": ("auto", "bf16", "fp32"),
     "distributed.engine": ("auto", "horovod", "torch", "solo"),
@@ -31,6 +33,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "distributed.shared_update": ("auto", "on", "off"),
     "distributed.wire_format": ("fp32", "fp16", "bf16", "powersgd"),
 }
+
+LARGEST_WHOLE_NUMBER = 10**15
+"""What is beyond has lost a decimal point, and ends in other programs as an overflow."""
 
 # Fields of `model` that only one task has are checked where they are.
 _POSITIVE = (
@@ -60,6 +65,7 @@ _POSITIVE = (
     "augment.scale_range",
     "optim.lr",
     "optim.reference_batch_size",
+    "optim.trust_coefficient",
     "distributed.first_bucket_mib",
     "distributed.timeout_seconds",
     "distributed.powersgd_rank",
@@ -71,6 +77,8 @@ _NOT_NEGATIVE = (
     "model.tile_size",
     "model.tile_overlap",
     "augment.min_side_pixels",
+    "data.drop_near_duplicates",
+    "data.hard_scene_weight",
     "data.image_cache_mib",
     "model.iou_cost_weight",
     "model.box_weight",
@@ -95,6 +103,22 @@ _NOT_NEGATIVE = (
     "train.trace_steps",
 )
 
+_LIMITS = {
+    "augment.rotate_degrees": (0, 180),
+    "augment.shift_fraction": (0, 1),
+    # Of a sign image a window so much larger than the input is held in memory.
+    "augment.scale_range": (0.1, 10),
+    # An epoch is longer by half of it.
+    "data.hard_scene_weight": (0, 100),
+    "data.workers_per_rank": (0, 1024),
+    "distributed.bucket_mib": (0, 1e6),
+    "distributed.first_bucket_mib": (0, 1e6),
+    "distributed.stall_warning_seconds": (0, 1e7),
+    "distributed.timeout_seconds": (0, 1e7),
+    "train.num_threads_per_rank": (0, 4096),
+}
+"""Beyond these other programs end in an overflow, or the machine's memory does."""
+
 _SHARES = (
     "augment.min_visibility",
     "augment.repeat_threshold",
@@ -110,6 +134,8 @@ def check_values(model: LaneModelConfig | SignModelConfig, values: Mapping[str, 
     for name, value in values.items():
         if any(isinstance(number, float) and not math.isfinite(number) for number in _numbers(value)):
             raise UserError(f"{name} = {value}: must be finite")
+        if any(isinstance(number, int) and number > LARGEST_WHOLE_NUMBER for number in _numbers(value)):
+            raise UserError(f"{name} = {value}: must be at most {LARGEST_WHOLE_NUMBER}")
     backbones = {"model.backbone": ("resnet", "efficientnet-lite0")} if "model.backbone" in values else {}
     for name, allowed in {**CHOICES, **backbones, "data.format": FORMATS[values["task"]]}.items():
         if values[name] not in allowed:
@@ -120,6 +146,10 @@ def check_values(model: LaneModelConfig | SignModelConfig, values: Mapping[str, 
     for name in sorted(values.keys() & _NOT_NEGATIVE):
         if values[name] < 0:
             raise UserError(f"{name} = {values[name]}: must not be negative")
+    for name in sorted(values.keys() & _LIMITS.keys()):
+        lowest, highest = _LIMITS[name]
+        if not all(lowest <= number <= highest for number in _numbers(values[name])):
+            raise UserError(f"{name} = {values[name]}: must be from {lowest:g} to {highest:g}")
     for name, value in values.items():
         if (name.endswith("_probability") or name in _SHARES) and not 0 <= value <= 1:
             raise UserError(f"{name} = {value}: must be between 0 and 1")
@@ -127,6 +157,14 @@ def check_values(model: LaneModelConfig | SignModelConfig, values: Mapping[str, 
         raise UserError(
             "train.pretrained_backbone = true: weights are at hand for model.backbone = efficientnet-lite0 only"
         )
+    if values["data.hard_scene_weight"] and values["task"] != "lane":
+        raise UserError(
+            f"data.hard_scene_weight = {values['data.hard_scene_weight']}: for lanes only, as a sign image's loss is "
+            "that of a crop drawn at random; rare signs are seen more often by augment.repeat_threshold"
+        )
+    if values["data.drop_near_duplicates"] and values["task"] == "sign":
+        found = values["data.drop_near_duplicates"]
+        raise UserError(f"data.drop_near_duplicates = {found}: only frames of lanes are dropped; set it to 0")
     targets = TARGETS[values["task"]]
     if values["train.target_metric"] not in ("", *targets):
         found = values["train.target_metric"]
@@ -148,8 +186,9 @@ def check_values(model: LaneModelConfig | SignModelConfig, values: Mapping[str, 
 
 
 def _check_lane_model(model: LaneModelConfig) -> None:
-    if model.num_rows < 2:
-        raise UserError(f"model.num_rows = {model.num_rows}: must be at least 2")
+    if model.num_rows < 3:
+        # The direction of a lane at a row is that from the row before to the row after.
+        raise UserError(f"model.num_rows = {model.num_rows}: must be at least 3")
     if model.num_sample_rows % model.num_segments:
         raise UserError(
             f"model.num_sample_rows = {model.num_sample_rows}: must be a multiple of "

@@ -7,6 +7,7 @@ has exactly the gradient of the whole batch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,8 @@ class Losses:
     """Named scalar terms, already weighted; `total` is their sum and carries the gradient."""
 
     terms: dict[str, Tensor]
+    of_images: Tensor | None = None
+    """(B,) the total of each image, without gradient, by which scenes are told to be hard; None: not known."""
 
     @property
     def total(self) -> Tensor:
@@ -138,14 +141,21 @@ def lane_losses(output: LaneOutput, batch: LaneBatch, config: LaneModelConfig) -
         level_weight * masked_l1(predicted, target)
         for level_weight, predicted, target in zip(LEVEL_WEIGHTS, output.angles, batch.angles, strict=True)
     ]
-    return Losses(
+    return mean_losses(
         {
-            "class": config.class_weight * class_loss.mean(),
-            "iou": config.iou_weight * iou_loss.mean(),
-            "extent": config.extent_weight * extent_loss.mean(),
-            "angle": config.angle_weight * torch.stack(angle_losses).sum(0).mean(),
+            "class": (config.class_weight, class_loss),
+            "iou": (config.iou_weight, iou_loss),
+            "extent": (config.extent_weight, extent_loss),
+            "angle": (config.angle_weight, torch.stack(angle_losses).sum(0)),
         }
     )
+
+
+def mean_losses(weighted: Mapping[str, tuple[float, Tensor]]) -> Losses:
+    """Losses of a batch from a weight and (B,) values of its images for each term."""
+    with torch.no_grad():
+        of_images = torch.stack([weight * values.float() for weight, values in weighted.values()]).sum(0)
+    return Losses({name: weight * values.mean() for name, (weight, values) in weighted.items()}, of_images)
 
 
 def masked_l1(predicted: Tensor, target: Tensor) -> Tensor:

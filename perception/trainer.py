@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from perception import schedule
 from perception.checkpoint import Checkpoint, latest_good, load_checkpoint, remove_old, save_checkpoint
-from perception.config import RunConfig, TrainConfig, from_json, to_json
+from perception.config import RunConfig, flatten, from_json, to_json
 from perception.data.loader import training_batches
 from perception.data.sources import Sources
 from perception.data.stream import micro_batches, step_positions
@@ -23,6 +22,7 @@ from perception.distributed.state import weights_digest
 from perception.ema import MovingAverage
 from perception.errors import UserError
 from perception.evaluation import autocast, evaluate
+from perception.hard_scenes import hard_scenes
 from perception.optimizer import build_optimizer, use_bf16
 from perception.rank_state import float_buffers, gather_rank_state, restore_rank_state
 from perception.run_folder import RunFolder
@@ -102,6 +102,7 @@ class Trainer:
             self.model, self.optimizer, self.reducer, communicator, config.distributed, with_averages
         )
         self.average = MovingAverage(self.model, self.update) if with_averages else None
+        self.hard_scenes = hard_scenes(config, len(sources.train), task.frequencies(sources.train), communicator)
         self.progress = Progress()
         self.losses: list[str] = []
         self.order = StopOrder(folder.control, communicator.is_first)
@@ -126,12 +127,18 @@ class Trainer:
             raise UserError(
                 f"{path}: holds model {stored.name} of other settings; resume with the run's own config.json"
             )
+        before, now = flatten(stored), flatten(self.config)
+        for field in ("optim.name", "data.hard_scene_weight"):
+            if before[field] != now[field]:
+                raise UserError(f"{path}: is of {field} = {before[field]}; resume with the run's own config.json")
         self.model.load_state_dict(content["model"])
         self.update.load_optimizer_state(content["optimizer"])
         if self.average is not None:
             self.average.load(content["average"])
         elif content["average"]:
             raise UserError(f"{path}: holds a moving average; resume with the run's own optim.ema_decay_samples")
+        if self.hard_scenes is not None:
+            self.hard_scenes.load(content["hard_scenes"], content["samples"])
         self.resumed_from = found[0] if found else None
         if content.get("gradient_order"):
             self.reducer.follow(content["gradient_order"])
@@ -140,7 +147,8 @@ class Trainer:
             local, self.communicator, self.model, self.average, self.reducer, self.telemetry.say
         )
         if not same_ranks:
-            self.telemetry.say(self._change_of_ranks(stored.train, len(local["random"])))
+            ranks = len(local["random"]), self.communicator.size
+            self.telemetry.say(schedule.describe_change_of_ranks(self.config, stored.train, *ranks))
         self.progress = Progress(content["step"], content["samples"], content["nonfinite_steps"], content["seconds"])
         self.telemetry.say(f"resumed from {path} at step {content['step']}, {content['samples']} images seen")
 
@@ -162,6 +170,7 @@ class Trainer:
             self.communicator.size,
             progress.samples,
             pin_memory=self.device.type == "cuda",
+            frequencies=self.hard_scenes,
         )
         clock = StepClock(timer_for(self.device))
         trace = StepTrace(config.trace_steps, clock, self.reducer, self.communicator)
@@ -253,6 +262,8 @@ class Trainer:
             self._report_nonfinite(extras, names)
         progress.step += 1
         progress.samples += count
+        if self.hard_scenes is not None and (summary := self.hard_scenes.after_step(progress.samples)):
+            self.telemetry.say(summary)
         clock.end(count, reduction.wait_seconds, reduction.straggler_seconds, reduction.busy_seconds)
         return self._averaged(reduction, rate, clock)
 
@@ -276,11 +287,13 @@ class Trainer:
         names: list[str] = []
         left_out = 0
         parts = micro_batches(count, self.communicator.rank, self.communicator.size, self.config.train.accumulation)
-        for number in range(len(parts)):
+        for number, (start, _) in enumerate(parts):
             with clock.measuring("data"):
                 batch = next(batches).to(self.device)
             with clock.measuring("forward"), autocast(self.device, self.bf16):
                 losses = self.task.loss(self.model, batch)
+            if self.hard_scenes is not None:
+                self.hard_scenes.record(self.progress.samples + start, losses.of_images)
             with clock.measuring("backward"):
                 self.reducer.backward(losses.total, len(batch), number == len(parts) - 1, global_samples=count)
             for name, term in [("loss", losses.total), *losses.terms.items()]:
@@ -357,6 +370,7 @@ class Trainer:
         local = gather_rank_state(self.communicator, self.model, self.average, self.reducer)
         averaged = self.averaged_model().state_dict()
         optimizer = self.update.optimizer_state()
+        hardness = self.hard_scenes.state() if self.hard_scenes is not None else {}
         failure: str | None = None
         checkpoint: Checkpoint | None = None
         if self.communicator.is_first:
@@ -372,6 +386,7 @@ class Trainer:
                 "averaged_model": averaged,
                 "gradient_order": list(self.reducer.order or []),
                 "local": local,
+                "hard_scenes": hardness,
             }
             metric = metrics[self.task.primary_metric] if metrics else None
             try:
@@ -387,18 +402,3 @@ class Trainer:
         if failure is not None:
             raise UserError(failure)
         return checkpoint
-
-    def _change_of_ranks(self, before: TrainConfig, ranks_before: int) -> str:
-        """One line: what another number of ranks changes for the steps to come."""
-        train, optim, ranks = self.config.train, self.config.optim, self.communicator.size
-        batch_before = before.global_batch_on(ranks_before)
-        most = math.ceil(self.global_batch / (ranks * train.accumulation))
-        shares = f"at most {most} a rank, accumulated over {train.accumulation}"
-        line = f"the checkpoint is of {ranks_before} ranks, this run has {ranks}: the sample order goes on; "
-        if batch_before == self.global_batch:
-            return f"{line}global batch {self.global_batch} and learning rate as before ({shares})"
-        rate_before = schedule.peak_learning_rate(optim, batch_before)
-        return (
-            f"{line}global batch {self.global_batch} instead of {batch_before} ({shares}), peak learning rate "
-            f"{self.peak_lr:.3g} instead of {rate_before:.3g} ({optim.lr_scaling} rule)"
-        )

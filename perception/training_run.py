@@ -35,6 +35,7 @@ from perception.run_folder import (
     write_json,
 )
 from perception.run_model import load_trained
+from perception.schedule import describe_rate
 from perception.sign_task import check_same_classes, with_classes
 from perception.stopping import StopRequest
 from perception.tasks import Task, task_for
@@ -266,11 +267,7 @@ def _announce(trainer: Trainer, sources: Sources) -> None:
         f"{config.model.input_height}x{config.model.input_width}, {'bf16' if trainer.bf16 else 'fp32'} on "
         f"{communicator.device}, {communicator.size} ranks ({communicator.engine}, {communicator.transport})"
     )
-    rule = config.optim.lr_scaling
-    say(
-        f"global batch {trainer.global_batch}, learning rate {trainer.peak_lr:.3g} "
-        f"({config.optim.lr:.3g} at {config.optim.reference_batch_size}, {rule} rule)"
-    )
+    say(describe_rate(config, trainer.global_batch))
     for name, samples in [("training", sources.train), ("validation", sources.validation)]:
         say(f"{name}: {len(samples)} images, {trainer.task.objects(samples.report)}")
         for line in samples.report.lines():

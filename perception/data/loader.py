@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import resource_tracker
@@ -14,8 +15,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from perception.config import RunConfig
 from perception.data.lane_targets import SampleKey
-from perception.data.stream import SampleStream, micro_batches, step_positions
+from perception.data.stream import EpochFrequencies, SampleStream, micro_batches, step_positions
 from perception.stopping import STOP_SIGNALS
+
+BATCHES_AHEAD = 4
+"""Micro-batches that each worker process prepares ahead."""
 
 
 class Samples(Protocol):
@@ -74,16 +78,30 @@ class _Keys:
                 yield keys[start:end]
 
 
+def samples_ahead(config: RunConfig, size: int) -> int:
+    """How far in the stream a step and what is prepared behind it may reach, at most."""
+    steps = 1 + math.ceil(BATCHES_AHEAD * config.data.workers_per_rank / config.train.accumulation)
+    return steps * config.train.global_batch_on(size)
+
+
 def training_batches(
-    samples: Samples, task: Preparation, rank: int, size: int, position: int, pin_memory: bool
+    samples: Samples,
+    task: Preparation,
+    rank: int,
+    size: int,
+    position: int,
+    pin_memory: bool,
+    frequencies: EpochFrequencies | None = None,
 ) -> Iterator[Any]:
     """This rank's micro-batches in order, from sample number `position` of the run on.
 
-    `task.config` tells global batch, accumulation, length, seed and worker processes.
+    `task.config` tells global batch, accumulation, length, seed and worker processes. `frequencies` None: the task's.
     """
     config = task.config
     keys = _Keys(
-        SampleStream(config.train.seed, len(samples), task.frequencies(samples)),
+        SampleStream(
+            config.train.seed, len(samples), task.frequencies(samples) if frequencies is None else frequencies
+        ),
         config.train.num_samples,
         config.train.global_batch_on(size),
         rank,
@@ -116,7 +134,7 @@ def _loader(
         num_workers=workers,
         worker_init_fn=_one_thread if workers else None,
         multiprocessing_context="forkserver" if workers else None,
-        prefetch_factor=4 if workers else None,
+        prefetch_factor=BATCHES_AHEAD if workers else None,
         pin_memory=pin_memory,
         # Its own, unused: from torch's global one a draw would be taken, and a resumed run would differ.
         generator=torch.Generator(),

@@ -1,7 +1,8 @@
 """Which samples a step takes, as pure functions of (seed, position): ranks never change the order.
 
 A run sees one endless stream of samples, epoch after epoch, each epoch a permutation
-drawn from (seed, epoch); where samples have frequencies, it holds some of them more than once.
+drawn from (seed, epoch); where samples have frequencies, it holds some of them more than once. Frequencies may
+differ from epoch to epoch, its length never does.
 A step takes the next `count` of them; ranks take contiguous shares of it, micro-batches contiguous
 parts of a share.
 """
@@ -9,6 +10,7 @@ parts of a share.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,23 +35,50 @@ def times_in_epoch(seed: int, epoch: int, frequencies: NDArray[np.float64]) -> N
     return np.asarray(np.diff(np.minimum(np.floor(edges + shift), edges[-1])), dtype=np.int64)
 
 
+class EpochFrequencies(Protocol):
+    """Frequencies that differ from epoch to epoch."""
+
+    epoch_length: int
+    """Samples in every epoch: what the frequencies of each add up to."""
+
+    def of_epoch(self, epoch: int) -> NDArray[np.float64]:
+        """(num_samples,) times that this epoch holds each sample on average."""
+
+
+def epoch_samples(
+    seed: int, epoch: int, length: int, frequencies: NDArray[np.float64] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(length,) samples of an epoch in their order, and (length,) how often it held each of them before."""
+    order = epoch_order(seed, epoch, length)
+    if frequencies is None:
+        return order, np.zeros_like(order)
+    times = times_in_epoch(seed, epoch, frequencies)
+    samples = np.repeat(np.arange(len(frequencies)), times)
+    # Held so often before: the place within the sample's own block.
+    repeats = np.arange(length) - np.repeat(np.cumsum(times) - times, times)
+    return samples[order], repeats[order]
+
+
 class SampleStream:
     """Keys of the stream from any position on; keeps the current epoch's order."""
 
-    def __init__(self, seed: int, num_samples: int, frequencies: NDArray[np.float64] | None = None) -> None:
+    def __init__(
+        self, seed: int, num_samples: int, frequencies: NDArray[np.float64] | EpochFrequencies | None = None
+    ) -> None:
         """`frequencies` (num_samples,), above 0: times that an epoch holds each sample on average; None: once each."""
         if num_samples < 1:
             raise UserError("the training set is empty: nothing to train on")
         self._seed = seed
-        self._num_samples = num_samples
-        self._frequencies: NDArray[np.float64] | None = None
         self.epoch_length = num_samples
         """The same for all epochs."""
-        if frequencies is not None:
+        if isinstance(frequencies, np.ndarray):
             self.epoch_length = max(1, round(float(frequencies.sum())))
-            self._frequencies = frequencies * (self.epoch_length / frequencies.sum())
+            frequencies = frequencies * (self.epoch_length / frequencies.sum())
+        elif frequencies is not None:
+            self.epoch_length = frequencies.epoch_length
+        self._frequencies: NDArray[np.float64] | EpochFrequencies | None = frequencies
         self._epoch = -1
-        self._order = np.empty(0, dtype=np.int64)
+        self._samples = np.empty(0, dtype=np.int64)
         self._repeats = np.empty(0, dtype=np.int64)
 
     def keys(self, position: int, count: int) -> list[SampleKey]:
@@ -59,19 +88,14 @@ class SampleStream:
             epoch, offset = divmod(number, self.epoch_length)
             if epoch != self._epoch:
                 self._begin(epoch)
-            out.append(SampleKey(epoch, int(self._order[offset]), int(self._repeats[offset])))
+            out.append(SampleKey(epoch, int(self._samples[offset]), int(self._repeats[offset])))
         return out
 
     def _begin(self, epoch: int) -> None:
-        order = epoch_order(self._seed, epoch, self.epoch_length)
-        repeats = np.zeros_like(order)
-        if self._frequencies is not None:
-            times = times_in_epoch(self._seed, epoch, self._frequencies)
-            samples = np.repeat(np.arange(self._num_samples), times)
-            # Held so often before: the place within the sample's own block.
-            repeats = (np.arange(self.epoch_length) - np.repeat(np.cumsum(times) - times, times))[order]
-            order = samples[order]
-        self._epoch, self._order, self._repeats = epoch, order, repeats
+        known = self._frequencies
+        frequencies = known if known is None or isinstance(known, np.ndarray) else known.of_epoch(epoch)
+        self._samples, self._repeats = epoch_samples(self._seed, epoch, self.epoch_length, frequencies)
+        self._epoch = epoch
 
 
 def split_evenly(count: int, parts: int) -> list[tuple[int, int]]:

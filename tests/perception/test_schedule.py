@@ -10,10 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from perception.config import OptimConfig, RunConfig
+from perception.config import OptimConfig, RunConfig, TrainConfig
 from perception.errors import UserError
 from perception.optimizer import build_optimizer, use_bf16
-from perception.schedule import ema_decay, learning_rate, peak_learning_rate
+from perception.schedule import (
+    describe_change_of_ranks,
+    describe_rate,
+    ema_decay,
+    learning_rate,
+    peak_learning_rate,
+)
 
 CONFIG = OptimConfig(lr=1e-3, reference_batch_size=40, warmup_samples=100, ema_decay_samples=1000)
 
@@ -29,6 +35,29 @@ def test_peak_follows_the_global_batch(rule: str, batch: int, expected: float) -
 def test_unknown_rule() -> None:
     with pytest.raises(UserError, match=r'optim\.lr_scaling = "cubic": must be one of sqrt, linear, none'):
         peak_learning_rate(replace(CONFIG, lr_scaling="cubic"), 8)
+
+
+def test_the_rule_is_told_in_one_line() -> None:
+    optim = replace(CONFIG, name="lamb", lr=0.005, reference_batch_size=8)
+    config = RunConfig("lane", "x", optim=optim, train=TrainConfig(num_samples=12_000))
+    assert describe_rate(config, 128) == (
+        "lamb, global batch 128, learning rate 0.02 (0.005 at 8, sqrt rule), warm-up over 100 of 12000 samples, 94 "
+        "steps in all"
+    )
+
+
+def test_what_another_number_of_ranks_changes_is_told_in_one_line() -> None:
+    config = RunConfig("lane", "x", optim=CONFIG, train=TrainConfig(batch_size_per_rank=10))
+    assert describe_change_of_ranks(config, config.train, ranks_before=4, ranks=1) == (
+        "the checkpoint is of 4 ranks, this run has 1: the sample order goes on; global batch 10 instead of 40 "
+        "(at most 10 a rank, accumulated over 1), peak learning rate 0.0005 instead of 0.001 (sqrt rule)"
+    )
+    given = replace(config.train, global_batch=40)
+    fitted = replace(config, train=replace(given, accumulation=2))
+    assert describe_change_of_ranks(fitted, given, ranks_before=4, ranks=3) == (
+        "the checkpoint is of 4 ranks, this run has 3: the sample order goes on; global batch 40 and learning rate "
+        "as before (at most 7 a rank, accumulated over 2)"
+    )
 
 
 def test_warm_up_rises_to_the_peak_then_falls_to_the_end() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from perception import distributed
+from perception.config import OptimConfig, RunConfig
 from perception.distributed import Communicator, Update
 from perception.ema import MovingAverage
 from perception.errors import UserError
+from perception.optimizer import build_optimizer
 from tests.perception.distributed.scenario_tools import SETTINGS, SMALL_BUCKETS, data, loss_of, network, share
 
 COUNT = 12
@@ -22,11 +25,20 @@ COUNT = 12
 
 def adamw(model: nn.Module) -> Optimizer:
     """Two groups, as in training: weight decay on matrices only."""
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=0.01, fused=True)
+    return built("adamw", 0.01, model)
+
+
+def lamb(model: nn.Module) -> Optimizer:
+    return built("lamb", 0.01, model)
+
+
+def lars(model: nn.Module) -> Optimizer:
+    return built("lars", 10.0, model)
+
+
+def built(name: str, lr: float, model: nn.Module) -> Optimizer:
+    optim = OptimConfig(name=name, lr=lr, weight_decay=0.1)
+    return build_optimizer(RunConfig("lane", "x", optim=optim), model, torch.device("cpu"))
 
 
 def sgd(model: nn.Module) -> Optimizer:
@@ -95,7 +107,7 @@ def is_shared(run: Run) -> bool:
 
 
 def scenario_a_shared_update_is_the_same_to_the_bit(c: Communicator) -> None:
-    for build in (adamw, sgd):
+    for build in (adamw, sgd, lamb, lars):
         shared, whole = Run(c, "auto", build), Run(c, "off", build)
         assert is_shared(shared) == (c.size > 1 and SETTINGS.local_reduction != "engine") and not is_shared(whole)
         # The first step learns the order of gradients; from the second on sums are left in one place.
@@ -111,11 +123,11 @@ def scenario_a_shared_update_is_the_same_to_the_bit(c: Communicator) -> None:
 
 def scenario_a_shared_updates_state_is_that_of_one_rank(c: Communicator) -> None:
     """Saved by one and taken up by the other, in both directions, training goes on to the bit."""
-    for choices in (("auto", "off"), ("off", "auto")):
-        before, undisturbed = Run(c, choices[0], adamw), Run(c, choices[0], adamw)
+    for choices, build in product((("auto", "off"), ("off", "auto")), (adamw, lamb, lars)):
+        before, undisturbed = Run(c, choices[0], build), Run(c, choices[0], build)
         undisturbed.steps(5)
         before.steps(3)
-        after = Run(c, choices[1], adamw, seed=7)
+        after = Run(c, choices[1], build, seed=7)
         after.model.load_state_dict({name: tensor.clone() for name, tensor in before.model.state_dict().items()})
         after.average.load({name: tensor.clone() for name, tensor in before.average.tensors.items()})
         after.update.load_optimizer_state(before.state())
