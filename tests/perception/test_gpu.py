@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from pathlib import Path
@@ -230,6 +231,22 @@ def test_no_library_at_all(tmp_path: Path) -> None:
         "from perception.gpu import open_nvml\nnone = open_nvml()\nprint(json.dumps([none.reason, none.is_fault]))"
     )
     assert run_with(tmp_path, program) == ["NVML says: NVML Shared Library Not Found", False]
+
+
+def test_nvidias_own_library_without_a_driver() -> None:
+    """Debian's package libnvidia-ml1 (non-free), installed, or unpacked below the folder that NVML_PACKAGE names."""
+    root = os.environ.get("NVML_PACKAGE", "/")
+    found = sorted(Path(root).glob("usr/lib/*/nvidia/current/libnvidia-ml.so.1"))
+    if not found:
+        pytest.skip("NVIDIA's libnvidia-ml.so.1 is not here: apt-get install libnvidia-ml1 (non-free)")
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is a driver")
+    program = (
+        "from perception.gpu import open_nvml\nnone = open_nvml()\n"
+        "print(json.dumps([none.reason, none.cure, none.is_fault]))"
+    )
+    reason, cure, is_fault = run_with(found[0].parent, program)
+    assert (reason, is_fault) == ("NVML says: Driver Not Loaded", True) and "modprobe nvidia" in cure
 
 
 def test_a_driver_without_gpus(library: Path) -> None:
