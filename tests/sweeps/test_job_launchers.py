@@ -277,7 +277,13 @@ class TestSlurm(Contract):
         job = make_job(tmp_path, "night.a.1", 8, time_limit_seconds=1800)
         id = launcher.submit(job)
         wait_for((job.run_folder / "told.json").exists, "start")
-        launcher.poll()
+
+        def is_in_the_account() -> bool:
+            # Slurm counts whole seconds: of a start that is shorter nothing could be seen.
+            started_utc = launcher.poll()[job.name].started_utc
+            return started_utc is not None and time.time() > started_utc + 2
+
+        wait_for(is_in_the_account, "two seconds of the first start")
         subprocess.run(["scancel", "--batch", "--signal=USR2", id], check=True)
         wait_for((job.run_folder / "result.json").exists, "checkpoint")
         assert result(job) == "preempted"
