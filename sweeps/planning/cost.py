@@ -87,7 +87,7 @@ def estimate(plan: Plan, speeds: Speeds, num_slots: int | None, hours_to_end: fl
         bounds.append(num_slots * hours_to_end)
     budget = min(bounds, default=None)
     groups = list(fixed)
-    shares = sum(model.share for model in plan.models if model.space.parameters)
+    jobs_left = _jobs_left(plan, sum(group.num_jobs or 0 for group in fixed))
     for model in plan.models:
         if not model.space.parameters:
             continue
@@ -96,11 +96,7 @@ def estimate(plan: Plan, speeds: Speeds, num_slots: int | None, hours_to_end: fl
         if budget is not None and all(group.rank_hours is not None for group in own):
             total = sum(m.share for m in plan.models)
             hours_left = max(0.0, budget * model.share / total - sum(group.rank_hours or 0.0 for group in own))
-        jobs_left = None
-        if plan.budget.max_jobs:
-            taken = sum(group.num_jobs or 0 for group in fixed)
-            jobs_left = max(0, int((plan.budget.max_jobs - taken) * model.share / shares))
-        groups.append(_trials(model, speeds, hours_left, jobs_left))
+        groups.append(_trials(model, speeds, hours_left, jobs_left.get(model.model)))
     order = {model.model: place for place, model in enumerate(plan.models)}
     groups.sort(key=lambda group: order[group.model])
     known = [group.rank_hours for group in groups]
@@ -120,6 +116,24 @@ def estimate(plan: Plan, speeds: Speeds, num_slots: int | None, hours_to_end: fl
         unknown=tuple(unknown),
         too_large=tuple(too_large),
     )
+
+
+def _jobs_left(plan: Plan, taken: int) -> dict[str, int]:
+    """Of the budget's jobs, those for each model's trials; a model that plans fewer leaves the rest to the others."""
+    if not plan.budget.max_jobs:
+        return {}
+    left = max(0, plan.budget.max_jobs - taken)
+    waiting = [model for model in plan.models if model.space.parameters]
+    found: dict[str, int] = {}
+    while waiting:
+        part = left / sum(model.share for model in waiting)
+        content = [model for model in waiting if model.max_trials and model.max_trials <= part * model.share]
+        if not content:
+            return found | {model.model: int(part * model.share) for model in waiting}
+        found |= {model.model: model.max_trials for model in content}
+        left -= sum(model.max_trials for model in content)
+        waiting = [model for model in waiting if model not in content]
+    return found
 
 
 def _fixed_groups(model: ModelPlan, speeds: Speeds) -> list[Group]:

@@ -389,6 +389,15 @@ def test_trials_without_a_bound_take_what_the_budget_leaves() -> None:
     assert cost.rank_hours <= 2.0 < cost.rank_hours + 2 * trials.hours_each
 
 
+def test_a_model_that_plans_few_trials_leaves_the_budgets_jobs_to_the_others() -> None:
+    text = (PLANS / "demo.toml").read_text()
+    text = text.replace("[budget]", "[budget]\nmax_jobs = 60").replace("max_trials = 16\n", "", 1)
+    cost = estimate(parse(text), {}, None, None)
+    trials = {group.model: group.num_jobs for group in cost.groups if group.kind == "trial"}
+    # 60 less 3 + 2 + 2 of the one model and 4 + 3 of the other, whose 12 trials are less than its share.
+    assert trials == {"lane-small": 60 - 14 - 12, "sign": 12} and cost.num_jobs == 60
+
+
 def test_runs_on_more_ranks_than_slots_are_left_out_and_said() -> None:
     plan = parse(SLURM)
     cost = estimate(plan, speeds(), 8, 1.0)
