@@ -45,7 +45,8 @@ EXHAUSTIVE = (
     r"test_tune\.py.*(a_real_search|an_interrupt_leaves_nothing)",
     r"test_bench_allreduce\.py.*a_profile_is",
     r"test_bench_replay\.py.*eight_ranks",
-    r"test_layer\.py.*slow_scenario\[a_model_compiled",
+    r"test_layer\.py.*slow_scenario\[(a_model_compiled|ten_thousand_parameters.*-engine)",
+    r"test_hierarchical\.py.*two_levels_against_the_engine\[(narrow_and_wide|double_precision)_",
 )
 """Tests, by name, that only `make test-all` runs: another engine or number of ranks, long, or racing the clock."""
 
