@@ -85,6 +85,7 @@ def test_scene_does_not_depend_on_order_or_global_random_state() -> None:
     assert not np.array_equal(forward[0], render_scene(2, 0).image)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_threads", [1, 4])
 def test_another_process_and_thread_count_give_the_same_bytes(num_threads: int) -> None:
     program = (

@@ -70,6 +70,7 @@ def test_plans_are_forced_to_the_disk_with_their_announcement(tmp_path: Path, sy
     journal.close()
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_controller_that_was_killed_just_now_is_waited_for_and_taken_away(tmp_path: Path) -> None:
     path = tmp_path / "journal.log"
     lock = path.with_name("journal.log.lock")

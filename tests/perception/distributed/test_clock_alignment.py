@@ -44,11 +44,13 @@ def test_processes_of_one_boot_share_a_clock_and_its_name() -> None:
     assert child.stdout.strip() == shared_clock_name().strip() != ""
 
 
+@pytest.mark.slow
 def test_ranks_of_one_host_are_aligned_already(tmp_path: Path) -> None:
     for report in offsets(tmp_path, "torch", "gloo", [None, None]):
         assert (report["offset"], report["error"], report["same"]) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "transport"), ENGINES)
 def test_an_injected_offset_is_found_within_the_stated_error(tmp_path: Path, engine: str, transport: str) -> None:
     """Rank 2 reads the clock of rank 0, rank 1 one that is an hour late, rank 3 one that is ahead."""
