@@ -110,7 +110,8 @@ class TusimpleMetric:
         for suffix in ("", *sorted(key.removeprefix("images") for key in self._counts if "/" in key)):
             images = max(self._counts[f"images{suffix}"], 1)
             accuracy, fp, fn = (self._sums.get(key + suffix, 0.0) / images for key in ("accuracy", "fp", "fn"))
-            precision, recall = (1 - fp, 1 - fn) if self._counts["images"] else (0.0, 0.0)
+            # The evaluator's FN passes 1 where more than five lanes are labelled and none is found.
+            precision, recall = (1 - fp, max(0.0, 1 - fn)) if self._counts["images"] else (0.0, 0.0)
             results[f"tusimple_accuracy{suffix}"] = accuracy
             results[f"tusimple_fp{suffix}"] = fp
             results[f"tusimple_fn{suffix}"] = fn

@@ -144,3 +144,10 @@ def test_counts_add_up_over_parts_and_categories() -> None:
     official = np.array([case["official"] for case in CASES])
     assert whole.compute()["tusimple_accuracy"] == pytest.approx(official[:, 0].mean())
     assert whole.compute()["tusimple_fp/night"] == pytest.approx(official[1::2, 1].mean())
+
+
+def test_f1_is_never_negative_although_fn_may_pass_one() -> None:
+    metric = TusimpleMetric()
+    metric.update_rows(np.zeros((0, 56)), np.stack([np.full(56, 100.0 * number) for number in range(1, 7)]), ROWS)
+    results = metric.compute()
+    assert results["tusimple_fn"] == 1.25 and results["tusimple_f1"] == 0.0
