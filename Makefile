@@ -53,12 +53,14 @@ test-all:
 	$(SETUP)
 	@$(VENV_PYTHON) -m pytest $(ARGS)
 
+# mypy beside the tests, which wait now and then.
 check:
 	$(SETUP)
 	@$(VENV_PYTHON) -m ruff check .
-	@$(VENV_PYTHON) -m mypy
 	@.venv/bin/lint-imports
-	@$(VENV_PYTHON) -m pytest -q -n 2 -m 'not slow and not services' $(ARGS)
+	@$(VENV_PYTHON) -m mypy & typed=$$!; \
+	$(VENV_PYTHON) -m pytest -q -n 2 -m 'not slow and not services' $(ARGS); tested=$$?; \
+	wait $$typed && exit $$tested
 
 PLAN   ?= sweeps/plans/nightly.toml
 
