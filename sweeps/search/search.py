@@ -30,6 +30,7 @@ NUM_STARTUP_TRIALS = 10
 """Drawn at random before a model of the objective is made."""
 
 _PAUSES_SECONDS = (0.2, 0.5, 1.0)
+"""Before the tables of a database are looked for again, which another controller was making."""
 
 _STATES: dict[TrialState, State] = {
     TrialState.WAITING: "waiting",

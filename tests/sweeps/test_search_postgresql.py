@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from perception.errors import UserError
@@ -112,6 +113,26 @@ def test_controllers_that_ask_at_once_get_each_a_trial_of_their_own(url: str) ->
         rows = search.trials()
     assert [row.state for row in rows] == ["complete"] * 24
     assert [sum(row.owner == f"night-{place}" for row in rows) for place in range(2)] == [12, 12]
+
+
+def test_controllers_that_begin_at_once_over_an_empty_database_all_begin(url: str, tmp_path: Path) -> None:
+    with psycopg.connect(url, autocommit=True) as server:
+        server.execute("CREATE DATABASE empty")
+    empty = f"{url.rpartition('/')[0]}/empty"
+    # All are ready before any begins: importing takes longer than making the tables.
+    script = (
+        "import sys, time; from pathlib import Path; from tests.sweeps.test_search_postgresql import opened\n"
+        "folder = Path(sys.argv[2]); (folder / sys.argv[3]).touch()\n"
+        "while not (folder / 'go').exists(): time.sleep(0.001)\n"
+        "with opened(sys.argv[1], sys.argv[3], 'night') as search: assert search.trials() == []"
+    )
+    names = [f"study-{place}" for place in range(4)]
+    processes = [subprocess.Popen([sys.executable, "-c", script, empty, str(tmp_path), name]) for name in names]
+    while not all((tmp_path / name).exists() for name in names):
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.05)
+    (tmp_path / "go").touch()
+    assert [process.wait(timeout=300) for process in processes] == [0] * 4
 
 
 def test_a_wrong_password_is_one_line_that_does_not_show_it(url: str) -> None:
