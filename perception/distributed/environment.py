@@ -46,12 +46,19 @@ def rank_environment(environ: Mapping[str, str]) -> RankEnvironment:
     Raises UserError where a launcher's variables are incomplete or contradict each other.
     """
     for launcher, names in _VARIABLES.items():
-        if names[0] in environ or names[1] in environ:
+        if (names[0] in environ or names[1] in environ) and not (launcher == "torchrun" and _are_pyxis_own(environ)):
             return _from_variables(environ, launcher, names)
     # srun sets SLURM_STEP_NUM_TASKS; a batch script outside srun has SLURM_PROCID=0 too, but is no rank.
     if "SLURM_STEP_NUM_TASKS" in environ:
         return _from_slurm(environ)
     return RankEnvironment()
+
+
+def _are_pyxis_own(environ: Mapping[str, str]) -> bool:
+    """Under srun, in an image with PYTORCH_VERSION, pyxis sets RANK and LOCAL_RANK, and its hook WORLD_SIZE; torchrun
+    never leaves out LOCAL_WORLD_SIZE."""
+    srun = environ.get("SLURM_PROCID") if "SLURM_STEP_NUM_TASKS" in environ else None
+    return srun is not None and environ.get("RANK") == srun and "LOCAL_WORLD_SIZE" not in environ
 
 
 def _from_variables(environ: Mapping[str, str], launcher: str, names: tuple[str, ...]) -> RankEnvironment:

@@ -53,7 +53,29 @@ def local_container_argv(job: Job, argv: Sequence[str], told: Sequence[str], has
 def pyxis_words(job: Job, working_folder: Path) -> list[str]:
     """Options of srun, where the pyxis plug-in is installed."""
     mounts = [Mount(folder, str(folder)) for folder in mounted_folders(job, working_folder)]
-    return pyxis_options(job.image, mounts, str(working_folder), sorted(image_environment(job)))
+    # The image's own value of a variable would win over the plan's.
+    told = sorted({*job.environment, *image_environment(job)})
+    try:
+        return pyxis_options(job.image, mounts, str(working_folder), told)
+    except ContainerError as error:
+        raise UserError(f"job {job.name}: {error}") from None
+
+
+def pyxis_preamble(job: Job) -> list[str]:
+    """Lines of a batch script before its exports: pyxis hands all variables of the host on to the container.
+
+    What runs is to be the image's Python and code, for which its digest stands, and not a checkout's.
+    """
+    if not job.image:
+        return []
+    return [
+        "# A login shell, in which enroot begins, would take Debian's PATH for the image's.",
+        "export ENROOT_LOGIN_SHELL=no",
+        "# The host's packages are of another Python, and its cache is not mounted.",
+        "unset PYTHONPATH PYTHONHOME XDG_CACHE_HOME",
+        "# The code is the image's own, also where the working folder is a checkout; PYTHONSAFEPATH= takes that one.",
+        'export PYTHONSAFEPATH="${PYTHONSAFEPATH-1}"',
+    ]
 
 
 def docker_words(job: Job, working_folder: Path) -> list[str]:

@@ -15,7 +15,13 @@ from pathlib import Path
 from perception.distributed.failure import EXIT_PREEMPTED, FAILURE_FOLDER_VARIABLE
 from perception.errors import UserError
 from sweeps.job import START_MARK, TIME_LIMIT_MARK, Job
-from sweeps.launchers.container_argv import command_in_image, docker_words, image_environment, pyxis_words
+from sweeps.launchers.container_argv import (
+    command_in_image,
+    docker_words,
+    image_environment,
+    pyxis_preamble,
+    pyxis_words,
+)
 from sweeps.planning.plan import SlurmSettings
 
 NICE_WITHOUT_PRIORITY = 10_000
@@ -99,6 +105,7 @@ def batch_script(
         ]
     else:
         text += [_command_line(job)]
+    text += pyxis_preamble(job) if settings.container == "pyxis" else []
     exports = {**job.environment, **image_environment(job), FAILURE_FOLDER_VARIABLE: ""}
     for name, value in exports.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):

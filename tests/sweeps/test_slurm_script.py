@@ -32,6 +32,7 @@ from sweeps.planning.plan import SlurmSettings
 GOLDEN = Path(__file__).parents[1] / "golden" / "sweeps"
 TRAIN = ("python", "-m", "pipelines", "train", "lane-small", "--set", "optim.lr=0.001")
 IMAGE = "nvcr.io/nvidia/pytorch:26.07-py3"
+PINNED = f"{IMAGE}@sha256:{'1f' * 32}"
 
 
 def job(name: str = "2026-11-30.lane-small-0017.1", **fields: Any) -> Job:
@@ -57,7 +58,7 @@ CASES: dict[str, tuple[Batch, SlurmSettings, tuple[str, ...]]] = {
     ),
     "one_process": (Batch((job(starts_ranks=False, ranks_per_node=4),)), SlurmSettings(cpus_per_rank=2), ()),
     "pyxis": (
-        Batch((job(num_nodes=2, ranks_per_node=8, image=IMAGE),)),
+        Batch((job(num_nodes=2, ranks_per_node=8, image=PINNED, environment={"NCCL_DEBUG": "WARN"}),)),
         SlurmSettings(gpus_per_node=8, container="pyxis"),
         (),
     ),

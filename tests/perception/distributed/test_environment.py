@@ -102,6 +102,9 @@ def horovodrun(rank: int) -> dict[str, str]:
         # The inner launcher's word counts: mpirun and torchrun within a Slurm job, Horovod under mpirun.
         ({**BATCH_SCRIPT, **mpirun(13)}, RankEnvironment(13, 16, 5, 8, 1, 2, "mpirun")),
         ({**srun(1, (1, 1), "1(x2)"), **torchrun(11, 2, 8)}, RankEnvironment(11, 16, 3, 8, 1, 2, "torchrun")),
+        # pyxis's own words, in images with PYTORCH_VERSION, are no launcher's.
+        ({**srun(9), "RANK": "9", "LOCAL_RANK": "1"}, RankEnvironment(9, 16, 1, 8, 1, 2, "slurm")),
+        ({**srun(9), "RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16"}, RankEnvironment(9, 16, 1, 8, 1, 2, "slurm")),
         ({**mpirun(13), **horovodrun(9)}, RankEnvironment(9, 16, 1, 8, 1, 2, "horovod")),
     ],
 )
