@@ -7,10 +7,11 @@ import contextlib
 import datetime
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from perception.errors import UserError
+from perception.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from sweeps.launchers.launcher import Launcher
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on with the unfinished night of this plan, or the one named"
     )
+    parser.add_argument("--replay", default="", metavar="NIGHT", help="first try what that night tried, in its order")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,10 +41,12 @@ def run(options: argparse.Namespace) -> int:
 
     plan = load_plan(options.plan)
     root = (options.root or Path(plan.root)).absolute()
-    return run_night(plan, root, options.night, options.resume)
+    if options.resume and options.replay:
+        raise UserError("--replay: begins a night, --resume goes on with one: give one of them")
+    return run_night(plan, root, options.night, options.resume, options.replay)
 
 
-def run_night(plan: Plan, root: Path, name: str = "", resume: bool = False) -> int:
+def run_night(plan: Plan, root: Path, name: str = "", resume: bool = False, replay: str = "") -> int:
     """The whole of it, under the lock of this plan."""
     from sweeps.ledger.history import History
     from sweeps.night.night import NightLock, find_nights
@@ -56,13 +60,16 @@ def run_night(plan: Plan, root: Path, name: str = "", resume: bool = False) -> i
         every = find_nights(root)
         mine = [found for found in every if found.plan_name == plan.name]
         chosen = _chosen(every, mine, name, resume)
+        if replay and chosen is not None:
+            raise UserError(f"--replay: night {name} is there already; give another --night")
+        suggestions = _suggestions(every, plan, replay) if replay else {}
         if chosen is not None and chosen.is_closed:
             say(f"night {chosen.folder.name} has ended already: its records and its report are written again")
             return finish(chosen.folder, history)
         for found in mine:
             if not found.is_closed and found is not chosen:
                 _close_overrun(found, history)
-        return _run(plan, root, chosen, name, history)
+        return _run(plan, root, chosen, name, history, replay, suggestions)
     finally:
         lock.release()
 
@@ -80,11 +87,9 @@ def _print(text: str) -> None:
 
 def finish(folder: NightFolder, history: History) -> int:
     """Of a closed night: records, report, retention, notification. Done again it does the same again."""
-    from sweeps.night.champions import best_known
     from sweeps.night.journal import read_journal
     from sweeps.night.notify import notify
-    from sweeps.night.planned_jobs import planner
-    from sweeps.night.retention import apply_retention
+    from sweeps.night.retention import apply_retention, protected_folders
     from sweeps.night.state import fold
     from sweeps.planning.plan import load_plan
     from sweeps.report.build import make_report, write_report_files
@@ -95,24 +100,17 @@ def finish(folder: NightFolder, history: History) -> int:
     night, jobs = state.closed, state.records
     plan = load_plan(folder.plan)
     history.append_night(night, jobs)
-    report = make_report(night, jobs, history, _importances(folder, plan, night))
+    report = make_report(night, jobs, history, importances_of(folder, plan, night, say))
     paths = write_report_files(folder.path, report)
     _print(summary_of(report))
     say(f"report: {paths.html}")
     root = folder.path.parent
     past = history.jobs(nights=60)
-    champions = []
-    for model in plan.models:
-        best = best_known(past, model, plan.name, planner(model, folder.jobs).is_comparable)
-        if best is not None:
-            champions += [job.run_folder for job in past if job.config_hash == best.config_hash and job.run_folder]
-        own = best_known(jobs, model, plan.name)
-        champions += [job.run_folder for job in jobs if own is not None and job.config_hash == own.config_hash]
-    removal = apply_retention(root, plan.retention, jobs, past, champions)
+    removal = apply_retention(root, plan.retention, jobs, past, protected_folders(root, history.nights(), past))
     for line in (removal.line(), *removal.problems):
         say(line)
     title = f"{plan.name}, night {night.night}"
-    for line in notify(plan.notify, title, paths.headline, report.exit_code != 0, os.environ):
+    for line in notify(plan.notify, title, paths.headline, report.exit_code != 0, os.environ, folder.told):
         say(line)
     return report.exit_code
 
@@ -153,10 +151,32 @@ def _chosen(every: list[Found], mine: list[Found], name: str, resume: bool) -> F
     return mine[-1]
 
 
-def _run(plan: Plan, root: Path, chosen: Found | None, name: str, history: History) -> int:
+def _suggestions(every: list[Found], plan: Plan, night: str) -> dict[str, list[dict[str, Any]]]:
+    """Of the night that is to be replayed: read before anything is begun."""
+    from sweeps.night.replay import check_replay, suggestions_of
+
+    folders = {found.folder.name: found.folder for found in every}
+    if night not in folders:
+        raise UserError(f"--replay {night}: no such night{nearest(night, folders)}")
+    suggestions = suggestions_of(folders[night].journal)
+    check_replay(plan, suggestions, night)
+    return suggestions
+
+
+def _run(
+    plan: Plan,
+    root: Path,
+    chosen: Found | None,
+    name: str,
+    history: History,
+    replay: str,
+    suggestions: Mapping[str, list[dict[str, Any]]],
+) -> int:
     from sweeps.launchers.launcher import LauncherError
     from sweeps.night.clock import StopSignals, SystemClock
     from sweeps.night.night import begin_night, new_folder
+    from sweeps.night.replay import enqueue
+    from sweeps.plan_command import check_here
     from sweeps.planning.plan import load_plan
     from sweeps.search.storage import choose_storage
 
@@ -165,10 +185,13 @@ def _run(plan: Plan, root: Path, chosen: Found | None, name: str, history: Histo
     stop.listen()
     if chosen is None:
         # Before anything is begun that would have to be closed.
+        check_here(plan)
         choose_storage(plan.search.storage, plan.search.url_variable, Path(), os.environ)
         folder = new_folder(root, name, clock.now())
         try:
             launcher = make_launcher(plan, folder)
+            if replay:
+                enqueue(suggestions, plan, folder.search, replay, say)
             begin_night(folder, plan, launcher, history, clock.now(), say)
         except (UserError, LauncherError) as error:
             if not folder.journal.exists():
@@ -235,7 +258,9 @@ def _drive(
         launcher.close()
 
 
-def _importances(folder: NightFolder, plan: Plan, night: NightRecord) -> dict[str, dict[str, float]]:
+def importances_of(
+    folder: NightFolder, plan: Plan, night: NightRecord, say: Callable[[str], None]
+) -> dict[str, dict[str, float]]:
     """Model → parameter → share, where a search has trials enough; the report says so where it has not."""
     from sweeps.planning.plan import study_name
     from sweeps.search.search import open_search
@@ -243,7 +268,7 @@ def _importances(folder: NightFolder, plan: Plan, night: NightRecord) -> dict[st
 
     found = {}
     for model in plan.models:
-        if not model.space.parameters:
+        if not model.space.parameters or model.population.size:
             continue
         try:
             storage = choose_storage(plan.search.storage, plan.search.url_variable, folder.search, os.environ)

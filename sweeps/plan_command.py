@@ -7,11 +7,16 @@ import datetime
 import time
 from pathlib import Path
 
+from containers.errors import ContainerError
+from containers.lock import read_lock
+from containers.names import is_short_name
 from perception.cores import available_cores
+from perception.errors import UserError
 from perception.run_folder import gpu_names
 from sweeps.planning.cost import Cost, Group, Speed, estimate, measured_speeds
 from sweeps.planning.plan import ModelPlan, Plan, load_plan, run_config, study_name
 from sweeps.planning.space import describe
+from sweeps.search.population import num_generations
 from sweeps.search.pruning import brackets
 
 WORDS = {"default": "repeats of its own configuration", "champion": "repeats of the best known one, once there is one"}
@@ -35,7 +40,24 @@ def run(options: argparse.Namespace) -> int:
         speeds = measured_speeds(History(root).jobs(), plan.launcher)
     slots = slots_of(plan)
     print("\n".join(summary(plan, estimate(plan, speeds, slots, hours_to_end(plan, time.time())), slots)))
+    check_here(plan)
     return 0
+
+
+def check_here(plan: Plan) -> None:
+    """Raise UserError for what a plan asks for and this host has not: slots, or an image of that name."""
+    slots = slots_of(plan)
+    for model in plan.models:
+        if slots is not None and model.num_ranks > slots:
+            raise UserError(
+                f"{plan.path}: model {model.model}: its {model.num_ranks} ranks are more than the {slots} slots there "
+                "are here: give fewer ranks_per_node, or local.slots"
+            )
+    if plan.image and is_short_name(plan.image):
+        try:
+            read_lock().image(plan.image)
+        except ContainerError as error:
+            raise UserError(f'{plan.path}: image = "{plan.image}": {error}') from None
 
 
 def slots_of(plan: Plan) -> int | None:
@@ -77,7 +99,9 @@ def summary(plan: Plan, cost: Cost, num_slots: int | None) -> list[str]:
     lines.append("")
     jobs = "as many jobs as the budget allows" if cost.num_jobs is None else f"{cost.num_jobs:,} jobs"
     if cost.rank_hours is not None:
-        lines.append(f"together: {jobs}, {cost.rank_hours:.2f} rank-hours{_against(cost)}")
+        price = plan.price_per_rank_hour
+        money = f" that cost {cost.rank_hours * price:.2f}" if price is not None else ""
+        lines.append(f"together: {jobs}, {cost.rank_hours:.2f} rank-hours{money}{_against(cost)}")
     else:
         known = sum(group.rank_hours or 0.0 for group in cost.groups)
         least = f", at least {known:.2f} rank-hours" if known else ""
@@ -120,8 +144,14 @@ def _model_lines(model: ModelPlan, share: float) -> list[str]:
     if not model.space.parameters:
         return lines
     config = run_config(model, {})
-    how = f"population of {model.population.size}" if model.population.size else f"sampler {model.sampler}"
-    lines.append(f"  {how}, study {study_name(model)}")
+    population, length = model.population, config.train.num_samples
+    if population.size:
+        lines.append(
+            f"  population of {population.size}, {num_generations(population, length)} generations of "
+            f"{population.samples_per_generation:,} samples; the worst {population.replaced_share:.0%} take over"
+        )
+    else:
+        lines.append(f"  sampler {model.sampler}, study {study_name(model)}")
     lines += [f"  {parameter.name}: {describe(parameter)}" for parameter in model.space.parameters]
     if model.pruning.name == "median":
         lines.append(f"  pruning: median, from {model.pruning.min_samples:,} samples on")

@@ -6,6 +6,7 @@ The controller alone writes them. Times are seconds since the epoch, UTC; a valu
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -72,6 +73,8 @@ class JobRecord:
     seconds: float | None = None
     """Training time."""
     samples: int | None = None
+    num_parameters: int | None = None
+    """Of the model: its size."""
     target_metric: str = ""
     target_value: float | None = None
     target_seconds: float | None = None
@@ -123,6 +126,19 @@ class NightRecord:
     """Model → parameters of the configuration that this night started from as the best known."""
     notes: tuple[str, ...] = ()
     """What a person should know: jobs left out, nodes excluded, records that could not be read."""
+
+
+def figure_of(job: JobRecord, name: str) -> float | None:
+    """A metric or another figure that plans name, as the record has it; None where it is not known or not finite."""
+    own = {
+        "images_per_second": job.images_per_second,
+        "seconds": job.seconds,
+        "num_parameters": job.num_parameters,
+        "target_seconds": job.target_seconds,
+        "target_samples": job.target_samples,
+    }
+    value = own[name] if name in own else job.metrics.get(name)
+    return value if value is not None and math.isfinite(value) else None
 
 
 def to_row(record: JobRecord | NightRecord) -> dict[str, Any]:

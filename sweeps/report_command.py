@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perception.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from sweeps.night.night import NightFolder
+    from sweeps.record import NightRecord
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """0; 1 after regressions or where no job succeeded; 2 is the user's mistake, raised."""
     from sweeps.ledger.history import History
+    from sweeps.night.night import NightFolder
     from sweeps.report.build import make_report, write_report_files
     from sweeps.report.terminal import summary_of
 
@@ -39,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{folder}: cannot be made ({error.strerror}); give another --root") from None
-    report = make_report(night, history.jobs(nights=[name]), history, num_nights=options.nights)
+    importances = _importances(NightFolder(folder), night)
+    report = make_report(night, history.jobs(nights=[name]), history, importances, options.nights)
     paths = write_report_files(folder, report)
     print(summary_of(report))
     print(f"\nwrote {paths.html} and {paths.json}")
@@ -49,3 +56,17 @@ def run(options: argparse.Namespace) -> int:
         if not webbrowser.open(paths.html.resolve().as_uri()):
             print(f"no browser can be started here; open {paths.html} in one")
     return report.exit_code
+
+
+def _importances(folder: NightFolder, night: NightRecord) -> dict[str, dict[str, float]] | None:
+    """As at the night's end, where its search is still there; else they are made from the records."""
+    from sweeps.nightly import importances_of
+    from sweeps.planning.plan_text import parse_plan
+
+    if not folder.search.exists():
+        return None
+    try:
+        plan = parse_plan(night.plan_text, f"plan of night {night.night}")
+    except UserError:
+        return None
+    return importances_of(folder, plan, night, print)

@@ -12,6 +12,7 @@ from perception.run_folder import check_folder_of, write_json
 from sweeps.ledger.change_points import CAUSE_TEXTS, Regression, regressions
 from sweeps.ledger.history import History
 from sweeps.ledger.ledger import LOST, ScalingRow, latest_rows, left_out, row_before, scaling_table
+from sweeps.ledger.scaling_text import curve
 from sweeps.record import JobRecord
 
 CHART_SUFFIXES = (".png", ".svg")
@@ -23,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", type=Path, default=Path("nights"), help="folder of all nights (default: nights)")
     parser.add_argument("--model", help="only this model, e.g. lane-small")
     parser.add_argument("--nights", type=int, default=30, metavar="N", help="compare the last N nights (default 30)")
-    parser.add_argument("--chart", type=Path, metavar="FILE.png|svg", help="draw the curves there")
+    parser.add_argument("--chart", type=Path, metavar="FILE.png|svg", help="draw the curves there too, by night")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there")
 
 
@@ -76,7 +77,7 @@ def jobs_of_model(jobs: Sequence[JobRecord], model: str | None) -> list[JobRecor
 
 
 def table(rows: Sequence[ScalingRow]) -> list[str]:
-    """Of each series its newest night; `rows` are in the order of `scaling_table`."""
+    """Of each series its newest night, with its curve; `rows` are in the order of `scaling_table`."""
     if not rows:
         return ["no scaling run is recorded; a plan's [models.scaling] asks for them"]
     lines: list[str] = []
@@ -92,6 +93,7 @@ def table(rows: Sequence[ScalingRow]) -> list[str]:
         for line in cells:
             lines.append("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
         lines += _remarks(newest, [row_before(rows, row) for row in newest])
+        lines += curve(newest)
     return lines
 
 

@@ -17,6 +17,7 @@ from perception.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from sweeps.night.state import JobState, NightState
+    from sweeps.planning.plan import ModelPlan
     from sweeps.record import JobRecord
 
 WIDTH = 80
@@ -132,35 +133,43 @@ def _more_jobs(state: NightState, now_utc: float) -> int | None:
 
 
 def _model_lines(state: NightState) -> list[str]:
-    lines = [f"{'model':16} {'best':>9} {'default':>9} {'change':>9}  {'trials':>6} {'out':>4}  of"]
+    rows = [("model and metric", "best", "default", "change", "trials", "out", "best job")]
+    from sweeps.night.champions import is_allowed
+
     by_model: dict[str, list[JobRecord]] = defaultdict(list)
     for record in state.records:
         by_model[record.model].append(record)
     out = Counter(job.planned.model for job in state.out.values())
-    maximize = _directions(state)
+    plans = _plans(state)
     models = dict.fromkeys([*state.num_planned, *by_model])
     for model in models:
         scored = [record for record in by_model[model] if record.objective is not None and record.status in _WHOLE]
-        sign = 1 if maximize.get(model, True) else -1
+        plan = plans.get(model)
+        sign = -1 if plan is not None and plan.directions[0] == "minimize" else 1
         defaults = [record.objective for record in scored if record.kind == "default" and record.objective is not None]
         trials = [record for record in scored if record.kind in ("trial", "champion")]
+        # What breaks a constraint is no answer.
+        trials = [record for record in trials if plan is None or is_allowed(record, plan)]
         best = max(trials, key=lambda record: sign * (record.objective or 0.0), default=None)
         mean = statistics.fmean(defaults) if defaults else None
         value = best.objective if best is not None else None
         change = value - mean if value is not None and mean is not None else None
-        about = f"{best.job} {best.objective_name}" if best is not None else ""
-        lines.append(
-            f"{model[:16]:16} {_figure(value):>9} {_figure(mean):>9} {_figure(change, '+'):>9}  "
-            f"{state.num_trials.get(model, 0):>6} {out[model]:>4}  {about}"
-        )
-    return lines
+        metric = next((record.objective_name for record in scored), "")
+        figures = (_figure(value), _figure(mean), _figure(change, "+"))
+        counts = (f"{state.num_trials.get(model, 0)}", f"{out[model]}")
+        rows.append((f"{model} {metric}", *figures, *counts, best.job if best is not None else ""))
+    width = max(len(row[0]) for row in rows)
+    return [
+        f"{name:{width}} {value:>7} {mean:>7} {change:>7} {trials:>6} {out:>3}  {job}".rstrip()
+        for name, value, mean, change, trials, out, job in rows
+    ]
 
 
 _WHOLE = ("finished", "target_reached")
 
 
-def _directions(state: NightState) -> dict[str, bool]:
-    """Model → whether more is better, by the night's plan; {} where this version cannot read it."""
+def _plans(state: NightState) -> dict[str, ModelPlan]:
+    """Model → what the night's plan says of it; {} where this version cannot read it."""
     from sweeps.planning.plan_text import parse_plan
 
     night = state.night
@@ -170,7 +179,7 @@ def _directions(state: NightState) -> dict[str, bool]:
         plan = parse_plan(night.plan_text, "plan.toml")
     except UserError:
         return {}
-    return {model.model: model.objectives[0].direction == "maximize" for model in plan.models if model.objectives}
+    return {model.model: model for model in plan.models}
 
 
 def _failure_lines(state: NightState) -> list[str]:
@@ -195,7 +204,7 @@ def _num_retries(job: JobState) -> int:
 
 
 def _figure(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else f"{value:{sign}.4g}"
+    return "-" if value is None else f"{value:{sign}.{3 if sign else 4}g}"
 
 
 def _clock(utc: float) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from perception.errors import UserError
 from perception.run_folder import check_folder_of, write_json
 from sweeps.ledger.history import History
-from sweeps.ledger.targets import TargetEntry, TargetRecord, records, why_no_run
+from sweeps.ledger.targets import TargetEntry, TargetKey, TargetRecord, best_of_model, records, why_no_run
 from sweeps.record import NightRecord
 from sweeps.scaling import jobs_of_model, left_out_nights
 
@@ -68,8 +68,7 @@ def lines_of(found: Sequence[TargetRecord], price: float | None) -> list[str]:
     lines = []
     for record in found:
         key = record.key
-        ranks = f"{key.num_ranks} rank{'s' if key.num_ranks > 1 else ''}"
-        lines.append(f"{key.model}, {key.metric} {key.value:g} on {ranks} of {key.hardware or 'unknown hardware'}:")
+        lines.append(f"{key.model}, {key.metric} {key.value:g}{_ranks(key)}:")
         reached = f"{len(record.entries)} of {record.num_runs} runs reached it"
         if record.holder is None:
             lines.append(f"  {reached}")
@@ -80,11 +79,24 @@ def lines_of(found: Sequence[TargetRecord], price: float | None) -> list[str]:
             lines.append(f"  before it {_entry(record.holder_before)}: {100 * saved:.1f} % faster now")
         if record.holder.command:
             lines.append(f"  {record.holder.command}")
+    places = Counter((record.key.model, record.key.metric, record.key.value) for record in found if record.entries)
+    for place, (fastest, cheapest) in best_of_model(found).items():
+        if places[place] > 1:
+            model, metric, value = place
+            lines.append(f"{model}, {metric} {value:g} over all hardware and numbers of ranks:")
+            lines += [
+                f"  fastest {_entry(fastest)}{_ranks(fastest.key)}",
+                f"  cheapest {_entry(cheapest)}{_ranks(cheapest.key)}",
+            ]
     if price is None:
         lines.append("costs are unknown: give --price, or price_per_rank_hour in the plan")
     else:
         lines.append(f"costs at {price:g} a rank-hour")
     return lines
+
+
+def _ranks(key: TargetKey) -> str:
+    return f" on {key.num_ranks} rank{'s' if key.num_ranks > 1 else ''} of {key.hardware or 'unknown hardware'}"
 
 
 def _entry(entry: TargetEntry) -> str:

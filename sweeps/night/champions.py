@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweeps.planning.plan import ModelPlan
-from sweeps.record import JobRecord
+from sweeps.record import JobRecord, figure_of
 
 ENDED_WELL = ("finished", "target_reached")
 
@@ -41,7 +41,7 @@ def best_known(
     groups: dict[str, list[JobRecord]] = defaultdict(list)
     for job in jobs:
         counts = job.plan == plan_name and job.model == plan.model and job.kind in ("trial", "champion")
-        if counts and job.status in ENDED_WELL and job.objective_name == objective.metric and _keeps(job, plan):
+        if counts and job.status in ENDED_WELL and job.objective_name == objective.metric and is_allowed(job, plan):
             groups[job.config_hash].append(job)
     if is_comparable is not None:
         comparable = {name: group for name, group in groups.items() if is_comparable(group[0])}
@@ -60,14 +60,10 @@ def best_known(
     )
 
 
-def _keeps(job: JobRecord, plan: ModelPlan) -> bool:
+def is_allowed(job: JobRecord, plan: ModelPlan) -> bool:
     """The constraints, as far as the record tells; of a figure that it does not hold nothing is known against it."""
     for constraint in plan.constraints:
-        value = job.metrics.get(constraint.metric)
-        if constraint.metric == "images_per_second":
-            value = job.images_per_second
-        elif constraint.metric == "seconds":
-            value = job.seconds
+        value = figure_of(job, constraint.metric)
         if value is not None and constraint.excess(value) > 0:
             return False
     return True

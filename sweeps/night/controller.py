@@ -278,7 +278,7 @@ class Controller:
         folder = run_folder_of(job.planned)
         if job.record is not None and job.record.status == "answered":
             folder = run_folder_of(run.state.jobs[run.state.first_of_configuration[job.planned.config_hash]].planned)
-        run.trials[job.planned.model].tell(job, read_result(folder))
+        run.trials[job.planned.model].tell(job, read_result(folder, run.model(job)))
 
     def _answer_twins(self) -> None:
         """Trials of a configuration that has a result by now take it; where it failed, one of them is run."""
@@ -344,7 +344,7 @@ class Controller:
         waiting = [job for jobs in run.state.waiting.values() for job in jobs.values()]
         waiting += [job for twins in run.state.twins.values() for job in twins]
         for job in waiting:
-            result = read_result(run_folder_of(job.planned))
+            result = read_result(run_folder_of(job.planned), run.model(job))
             record = make_record(
                 run.night,
                 run.model(job),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from sweeps.night.champions import ENDED_WELL
+from sweeps.night.champions import ENDED_WELL, is_allowed
 from sweeps.night.run import NightRun
 from sweeps.search.early_end import LEAST_TRIALS, noise_of, outlook
 
@@ -13,7 +13,10 @@ from sweeps.search.early_end import LEAST_TRIALS, noise_of, outlook
 def why_search_ends(run: NightRun, model: str) -> str:
     """One line, or empty: it goes on, also where nothing is known of the noise."""
     plan = run.plan.model(model)
-    if not run.plan.budget.early_end or not plan.objectives or run.state.num_trials.get(model, 0) < LEAST_TRIALS:
+    if not run.plan.budget.early_end or run.state.num_trials.get(model, 0) < LEAST_TRIALS:
+        return ""
+    if len(plan.objectives) != 1:
+        # A front may still grow where the first objective does not.
         return ""
     values: list[float | None] = []
     repeats: dict[str, list[float]] = defaultdict(list)
@@ -22,7 +25,8 @@ def why_search_ends(run: NightRun, model: str) -> str:
             continue
         whole = record.status in ENDED_WELL and record.objective is not None
         if record.kind == "trial" and record.status != "answered":
-            values.append(record.objective if whole else None)
+            # What breaks a constraint is no answer that others would have to beat.
+            values.append(record.objective if whole and is_allowed(record, plan) else None)
         elif record.kind in ("default", "champion") and whole and record.objective is not None:
             repeats[record.config_hash].append(record.objective)
     noise = noise_of(list(repeats.values()))

@@ -17,8 +17,9 @@ from perception.run_folder import RunFolder
 from sweeps.job import JobStatus
 from sweeps.night.budget import split_useful
 from sweeps.night.events import AttemptEnded, JobPlanned
+from sweeps.night.metrics_tail import first_reached
 from sweeps.night.state import SUCCESSES, JobState
-from sweeps.planning.plan import ModelPlan, figure
+from sweeps.planning.plan import ModelPlan, Target, figure
 from sweeps.record import Failure, JobRecord, NightRecord
 
 ENDINGS = (*SUCCESSES, "preempted", "diverged", "failed")
@@ -63,14 +64,27 @@ def read_result(folder: Path, plan: ModelPlan | None = None) -> Result:
         return Result("none", "result.json has no status that is known")
     cause = str(values.get("cause") or "")
     status = str(values["status"])
+    if plan is not None and plan.target is not None and not _part(values, "target"):
+        # A run that is to become as good as it can does not end at its target.
+        values["target"] = _noted(folder, plan.target)
     if plan is not None and status in ("finished", "target_reached"):
         for objective in plan.objectives:
             if figure(values, objective.metric) is None:
                 found = _raw(values, objective.metric)
                 if isinstance(found, float):
                     return Result("diverged", f"{objective.metric} is {found}", values, written)
+                if plan.target is not None and objective.metric.startswith("target_"):
+                    # No failure, and trained again it would be the same.
+                    cause = f"{plan.target.metric} never reached {plan.target.value:g}"
+                    return Result("pruned", cause, values, written)
                 return Result("failed", f"result.json has no figure {objective.metric}", values, written)
     return Result(status, cause, values, written)
+
+
+def _noted(folder: Path, target: Target) -> dict[str, Any]:
+    """As a run that ended at its target writes it."""
+    seconds, samples = first_reached(RunFolder(folder).metrics, target.metric, target.value) or (None, None)
+    return {"metric": target.metric, "value": target.value, "reached_seconds": seconds, "reached_samples": samples}
 
 
 def progress_of(folder: Path) -> Progress:
@@ -134,6 +148,8 @@ def make_record(
     throughput, losses = _part(result, "throughput"), _part(result, "lost_scaling")
     checkpoint, target = _part(result, "checkpoint"), _part(result, "target")
     objective = plan.objectives[0].metric if plan.objectives else ""
+    # Runs that are cut short to measure their speed aim at nothing.
+    aim = plan.target if job.planned.kind != "scaling" else None
     failure = cast(Failure, ended.failure) if ended is not None and ended.failure in get_args(Failure) else None
     return dataclasses.replace(
         _planned_record(night, job),
@@ -154,10 +170,11 @@ def make_record(
         lost_scaling={name: float(value) for name, value in losses.items() if _is_number(value)},
         seconds=_number(result.get("seconds")),
         samples=_whole(result.get("samples")),
-        target_metric=plan.target.metric if plan.target else "",
-        target_value=plan.target.value if plan.target else None,
-        target_seconds=_number(target.get("reached_seconds")),
-        target_samples=_whole(target.get("reached_samples")),
+        num_parameters=_whole(figure(result, "num_parameters")),
+        target_metric=aim.metric if aim else "",
+        target_value=aim.value if aim else None,
+        target_seconds=_number(target.get("reached_seconds")) if aim else None,
+        target_samples=_whole(target.get("reached_samples")) if aim else None,
         checkpoint_path=str(folder / checkpoint["path"]) if checkpoint.get("path") else "",
         checkpoint_sha256=str(checkpoint.get("sha256") or ""),
         weights_sha256=str(checkpoint.get("weights_sha256") or ""),
@@ -188,6 +205,7 @@ def answered_record(night: NightRecord, job: JobState, source: JobRecord) -> Job
         objective_name=source.objective_name,
         objective=source.objective,
         metrics=dict(source.metrics),
+        num_parameters=source.num_parameters,
         target_metric=source.target_metric,
         target_value=source.target_value,
     )

@@ -1,4 +1,4 @@
-"""Evaluations of a running job, read from its metrics.jsonl as they come: each byte once."""
+"""Evaluations of a job, from its metrics.jsonl: as they come, each byte once, or when it has ended."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _MOST_BYTES = 1 << 20
 """At a time: a file of days is read over several calls."""
@@ -49,19 +50,44 @@ class MetricsTail:
         for line in whole.split(b"\n"):
             if marked not in line:
                 continue
-            found = _evaluation(line, key)
+            found = _evaluation(_object(line), key)
             if found is not None and found[0] > self.last_samples:
                 self.last_samples = found[0]
                 yield found
 
 
-def _evaluation(line: bytes, key: str) -> tuple[int, float] | None:
-    """None for a line that is damaged, or whose value is not finite (telemetry writes such a one as a text)."""
+def first_reached(path: Path, metric: str, value: float) -> tuple[float, int] | None:
+    """(seconds, samples) of the first evaluation that reached the value; None where none did."""
+    marked = f"validation/{metric}".encode()
+    try:
+        with path.open("rb") as file:
+            rows = [_object(line) for line in file if marked in line]
+    except OSError:
+        return None
+    for row in rows:
+        found = _evaluation(row, f"validation/{metric}")
+        if found is not None and found[1] >= value and _is_finite(row.get("seconds")):
+            return float(row["seconds"]), found[0]
+    return None
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """{} for a line that is damaged."""
     try:
         row = json.loads(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def _evaluation(row: dict[str, Any], key: str) -> tuple[int, float] | None:
+    """None for a value that is not finite (telemetry writes such a one as a text)."""
+    try:
         samples, value = int(row["samples"]), row[key]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return samples, float(value)
+    return (samples, float(value)) if _is_finite(value) else None
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -63,6 +63,11 @@ class NightFolder:
         return self.path / "launcher"
 
     @property
+    def told(self) -> Path:
+        """By which variables people have been notified."""
+        return self.path / "notified.txt"
+
+    @property
     def jobs(self) -> Path:
         """Run folders."""
         return self.path / "jobs"
@@ -242,7 +247,9 @@ def open_trials(
     opened = {}
     for model in plan.models:
         if model.population.size:
-            population = PopulationSearch(model, state)
+            # Its first member begins with the model's own configuration, as far as that lies in the space.
+            own, _ = model.space.fitted({**planner(model, folder.jobs).defaults, **model.overrides})
+            population = PopulationSearch(model, state, [] if model.space.problem(own) else [own])
             opened[model.model] = ModelTrials(model, population, population.can_ask)
             continue
         search: Search = NoSearch()

@@ -27,6 +27,9 @@ CLOCK_SLACK_SECONDS = 2.0
 MOST_RESUMPTIONS_WITHOUT_PROGRESS = 10
 """A job that is preempted so often before it writes any new checkpoint is given up."""
 
+MOST_SHOWN = 300
+"""Characters of the line of a log that is given as a cause."""
+
 
 class Report(Protocol):
     """What `failures.classify` says of an attempt that has no result."""
@@ -35,6 +38,8 @@ class Report(Protocol):
     def failure(self) -> str: ...
     @property
     def signature(self) -> str: ...
+    @property
+    def line(self) -> str: ...
     @property
     def log_tail(self) -> str: ...
     @property
@@ -125,7 +130,8 @@ def settle(
     if action != "give_up":
         events.append(_ended(job, status, folder, utc, action, failure, report.signature, report.node))
         return events
-    cause = result.cause if result.status == "failed" and result.cause else report.signature or status.reason
+    shown = report.line.strip()[:MOST_SHOWN] or report.signature or status.reason
+    cause = result.cause if result.status == "failed" and result.cause else shown
     ending = "lost" if status.state == "lost" and result.status == "none" else "failed"
     outcome = Result(ending, cause or result.cause, result.values)
     events += _conclude(

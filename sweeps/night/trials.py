@@ -17,6 +17,9 @@ Outcome = Literal["complete", "pruned", "failed", "diverged"]
 MOST_REPEATED_SUGGESTIONS = 20
 """So many in a row that were all tried before: the space is exhausted, or the search has settled."""
 
+OF_THE_CONFIGURATION = ("out_of_memory", "time_limit", "not_finite")
+"""Failures that an equal configuration would most likely meet again."""
+
 
 class Suggested(Protocol):
     @property
@@ -137,4 +140,7 @@ class ModelTrials:
             outcome = "complete"
         elif ending in ("pruned", "diverged"):
             outcome = "pruned" if ending == "pruned" else "diverged"
+        elif record.failure in OF_THE_CONFIGURATION:
+            # As what diverged: samplers that learn keep away from there, where a failure alone would tell them nothing.
+            outcome = "diverged"
         self.search.tell(record.trial, whole if outcome == "complete" else None, outcome, excesses)

@@ -140,7 +140,7 @@ def _fixed_groups(model: ModelPlan, speeds: Speeds) -> list[Group]:
     whole = run_config(model, {}).train.num_samples
     groups = []
     repeats: list[tuple[JobKind, int]] = [("default", model.default_repeats)]
-    if model.space.parameters:
+    if model.space.parameters and not model.population.size:
         repeats.append(("champion", model.champion_repeats))
     for kind, count in repeats:
         if count:

@@ -53,6 +53,9 @@ FIGURES: dict[str, Direction] = {
 }
 """Other figures of result.json, of every task."""
 
+EVALUATIONS_TO_TARGET = 20
+"""In a run that notes its time to accuracy, where nothing else says when to evaluate."""
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -113,9 +116,12 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Target:
-    """Every run of the model notes when it first reached this."""
+    """Every run of the model notes at which evaluation it first reached this, and goes on. Where no metric of the
+    evaluation is searched for (but target_seconds, say), it ends there.
+    """
 
     metric: str
+    """Of METRICS, and one of which more is better."""
     value: float
 
 
@@ -174,6 +180,11 @@ class ModelPlan:
     @property
     def num_ranks(self) -> int:
         return self.num_nodes * self.ranks_per_node
+
+    @property
+    def ends_at_target(self) -> bool:
+        """A run that went on would cost time and tell nothing; where accuracy is searched for it must go on."""
+        return self.target is not None and all(objective.metric in FIGURES for objective in self.objectives)
 
     @property
     def directions(self) -> tuple[Direction, ...]:
@@ -299,7 +310,8 @@ def load_plan(path: Path) -> Plan:
     from sweeps.planning.plan_text import parse_plan
 
     try:
-        text = path.read_text(encoding="utf-8")
+        # Some editors begin a file with a mark.
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise UserError(f"{path}: cannot be read ({reason}); sweeps/plans/nightly.toml is an example") from None
@@ -328,8 +340,12 @@ def job_assignments(
         fixed["train.num_samples"] = num_samples or plan.num_samples
     fixed["train.seed"] = seed
     merged = {**fixed, **parameters}
-    # Shorter runs, of scaling or a generation, are not compared on the way.
+    # Shorter runs, those of scaling, are not compared on the way.
     first = plan.pruning.min_samples if plan.pruning.name != "none" and not num_samples else 0
+    if plan.target is not None and not (plan.ends_at_target or first or num_samples):
+        own = named_config(plan.model).train
+        if not own.evaluate_every_steps:
+            first = max(1, (plan.num_samples or own.num_samples) // EVALUATIONS_TO_TARGET)
     if first and "train.evaluate_every_steps" not in merged:
         config = with_options(named_config(plan.model), plan.data, None, assignments(merged))
         batch = config.train.global_batch_on(num_ranks or plan.num_ranks)
@@ -350,7 +366,7 @@ def training_argv(
     """The job's command, without its number of ranks, which is the launcher's to give."""
     argv = [*python, "-m", "pipelines", "train", plan.model, "--out", str(run_folder), "--resume-if-possible"]
     argv += ["--data", plan.data]
-    if plan.target is not None:
+    if plan.target is not None and plan.ends_at_target and not num_samples:
         argv += ["--target", f"{plan.target.metric}={json.dumps(plan.target.value)}"]
     for setting in job_assignments(plan, parameters, seed, num_samples, num_ranks):
         argv += ["--set", setting]
@@ -394,5 +410,7 @@ def study_name(plan: ModelPlan) -> str:
         "seed": plan.seeds[0],
         "overrides": sorted(assignments(plan.overrides)),
     }
+    if plan.target is not None and any(objective.metric.startswith("target_") for objective in plan.objectives):
+        described["target"] = [plan.target.metric, plan.target.value]
     digest = hashlib.sha256(json.dumps(described, separators=(",", ":")).encode()).hexdigest()[:8]
     return f"{plan.model}-{plan.space.hash()}-{digest}"

@@ -37,6 +37,9 @@ RESERVED = {
 }
 """Fields of a configuration that a plan sets in another way."""
 
+_SWITCHES = {"pruning": "name", "population": "size", "scaling": "ranks"}
+"""A model's table → the field that turns it on."""
+
 _PARAMETER_FIELDS = {"low", "high", "log", "step", "choices", "grid_points"}
 
 
@@ -133,6 +136,8 @@ def _check_night(plan: Plan, where: str) -> None:
             raise UserError(f"{where}: {name} names an environment variable: letters, digits and underscores")
     if plan.slurm.container and not plan.image:
         raise UserError(f"{where}: slurm.container = {plan.slurm.container}, but no image is given: write image = ...")
+    if plan.image and plan.launcher == "slurm" and not plan.slurm.container:
+        raise UserError(f'{where}: image = "{plan.image}": slurm.container is missing: write "pyxis" or "docker" there')
 
 
 def _refuse_secrets(table: Mapping[str, Any], where: str) -> None:
@@ -186,6 +191,9 @@ def _model(row: dict[str, Any], index: int, path: str, launcher: str) -> ModelPl
     space = _space(row.get("space", {}), base, data, overrides, path, f"{prefix}space")
     constraints = _constraints(row.get("constraints", []), config.task, path, prefix)
     model = build(ModelPlan, {**own, "objectives": [], "space": {"parameters": []}}, path, prefix)
+    for section, field in _SWITCHES.items():
+        if row.get(section) and field not in row[section]:
+            raise UserError(f"{path}: {prefix}{section}.{field} is missing: without it the table does nothing")
     model = dataclasses.replace(
         model,
         objectives=objectives,
@@ -313,9 +321,16 @@ def _check_model(model: ModelPlan, config: RunConfig, path: str, prefix: str, la
     if model.champion_repeats + model.default_repeats == 0 and model.space.parameters:
         refuse("default_repeats", "must be above 0, or nothing tells a better configuration from noise")
     if model.target is not None:
-        _check_metric(model.target.metric, config.task, path, f"{prefix}target")
-        if model.target.metric in FIGURES:
-            refuse("target.metric", f"must be a metric of the evaluation: {', '.join(METRICS[config.task])}")
+        direction = _check_metric(model.target.metric, config.task, path, f"{prefix}target")
+        if model.target.metric in FIGURES or direction == "minimize":
+            allowed = [name for name, direction in METRICS[config.task].items() if direction == "maximize"]
+            refuse("target.metric", f"must be a metric of the evaluation that rises: {', '.join(allowed)}")
+        if not 0 < model.target.value <= 1:
+            refuse("target.value", f"{model.target.value:g} is never reached: metrics are from 0 to 1, e.g. 0.7")
+    used = [*(row.metric for row in model.objectives), *(row.metric for row in model.constraints)]
+    aimed = [name for name in used if name.startswith("target_")]
+    if aimed and model.target is None:
+        refuse("target", f"is missing, which {aimed[0]} is the time to: give [models.target]")
     check_sampler(model.sampler, model.space, len(model.objectives), f"{path}: {prefix}sampler")
     _check_pruning(model, model.num_samples or config.train.num_samples, refuse)
     _check_scaling(model, launcher, refuse)
@@ -371,3 +386,5 @@ def _check_population(model: ModelPlan, num_samples: int, refuse: typing.Callabl
         refuse("pruning.name", "must be none with a population, which replaces its worst itself")
     if len(model.objectives) > 1:
         refuse("objectives", "a population compares by one")
+    if model.target is not None:
+        refuse("target", "not with a population: its runs begin with trained weights, so their times tell nothing")

@@ -48,7 +48,9 @@ def ticks(scale: Scale, target: int = 5) -> list[float]:
     raw = (scale.high - scale.low) / max(1, target)
     power = 10.0 ** math.floor(math.log10(raw))
     for attempt in (1, 0.5):
-        step = attempt * power * next(m for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
+        # What is counted (trials, jobs) has no halves.
+        factors = (1, 2, 5, 10) if power == 1 else (1, 2, 2.5, 5, 10)
+        step = attempt * power * next(m for m in factors if m * power >= raw * (1 - 1e-9))
         first, last = math.ceil(scale.low / step - 1e-9), math.floor(scale.high / step + 1e-9)
         found = [index * step for index in range(first, last + 1)]
         if len(found) >= 2:

@@ -24,6 +24,10 @@ METRIC_NAMES = {
     "ap50": "AP50",
     "ap": "AP",
     "images_per_second": "images/s",
+    "seconds": "seconds of training",
+    "num_parameters": "parameters",
+    "target_seconds": "seconds to the target",
+    "target_samples": "samples to the target",
 }
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sweeps.record import JobRecord
+from sweeps.record import JobRecord, figure_of
 from sweeps.report.accounts import DONE, outcome
 from sweeps.report.noise import Comparison, Noise, Repeats, compare, groups_of, noise_of, scored
-from sweeps.report.plan_facts import ModelFacts, figure_of
+from sweeps.report.plan_facts import ModelFacts
 from sweeps.report.wording import score, signed_score
 
 NUM_ENTRIES = 10

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from perception.errors import UserError
-from sweeps.record import JobRecord, NightRecord
-from sweeps.report.wording import finite
+from sweeps.record import NightRecord
 
 if TYPE_CHECKING:
     from sweeps.planning.plan import Constraint
@@ -59,17 +58,6 @@ def facts_of(night: NightRecord) -> PlanFacts:
         for model in plan.models
     }
     return PlanFacts(models, plan.price_per_rank_hour)
-
-
-def figure_of(job: JobRecord, name: str) -> float | None:
-    """A metric or another figure that plans name, as the record has it."""
-    own = {
-        "images_per_second": job.images_per_second,
-        "seconds": job.seconds,
-        "target_seconds": job.target_seconds,
-        "target_samples": job.target_samples,
-    }
-    return finite(own[name] if name in own else job.metrics.get(name))
 
 
 def stated_direction(metric: str) -> str:

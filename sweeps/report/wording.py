@@ -71,7 +71,10 @@ def signed_score(value: float | None) -> str:
 
 def percent(share: float | None, decimals: int = 0) -> str:
     share = finite(share)
-    return NONE if share is None else f"{100 * share:.{decimals}f} %".replace("-", _MINUS)
+    if share is None:
+        return NONE
+    # Not −0.0.
+    return f"{round(100 * share, decimals) + 0.0:.{decimals}f} %".replace("-", _MINUS)
 
 
 def signed_percent(share: float | None, decimals: int = 1) -> str:

@@ -5,13 +5,13 @@ One controller asks and tells; training jobs know nothing of it. What ends trial
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
 import random
-import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import optuna
@@ -22,15 +22,12 @@ from optuna.trial import FrozenTrial, TrialState
 from perception.errors import UserError
 from sweeps.planning.space import Parameter, Sample, SearchSpace, check_sampler, key
 from sweeps.search.search_rows import Importance, Outcome, State, Suggestion, TrialRow
-from sweeps.search.storage import JournalFile, Storage, prepare_journal
+from sweeps.search.storage import Storage, open_storage
 
 MOST_TRIALS_FOR_IMPORTANCE = 2000
 LEAST_TRIALS_FOR_IMPORTANCE = 10
 NUM_STARTUP_TRIALS = 10
 """Drawn at random before a model of the objective is made."""
-
-_PAUSES_SECONDS = (0.2, 0.5, 1.0)
-"""Before the tables of a database are looked for again, which another controller was making."""
 
 _STATES: dict[TrialState, State] = {
     TrialState.WAITING: "waiting",
@@ -79,9 +76,10 @@ class Search:
 
     def ask(self) -> Suggestion | None:
         """The next trial: one that was enqueued, or the sampler's. None: the grid has been tried as a whole."""
-        if self._grid is not None and not self._has_waiting() and not self._enqueue_of_grid():
-            return None
-        trial = self._study.ask(self._distributions)
+        with self._alone():
+            if self._grid is not None and not self._has_waiting() and not self._enqueue_of_grid():
+                return None
+            trial = self._study.ask(self._distributions)
         self._asked[trial.number] = trial
         if self._owner:
             trial.set_user_attr("owner", self._owner)
@@ -161,7 +159,13 @@ class Search:
         self._sync()
         return True
 
-    def learn(self, parameters: Mapping[str, Any], values: Sequence[float], note: str) -> None:
+    def learn(
+        self,
+        parameters: Mapping[str, Any],
+        values: Sequence[float],
+        note: str,
+        excesses: Mapping[str, float] | None = None,
+    ) -> None:
         """Add a complete trial that is known from the record, e.g. of a past night, without running it."""
         problem = self._space.problem(parameters)
         if problem:
@@ -172,6 +176,7 @@ class Search:
                 distributions=self._distributions,
                 values=[float(value) for value in values],
                 user_attrs={"note": note, "owner": self._owner},
+                constraints=dict(excesses or {}),
             )
         )
         self._sync()
@@ -225,6 +230,18 @@ class Search:
             self._backend.engine.dispose()
 
     # What follows is between our values and Optuna's.
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other controller asks this study meanwhile: two would take the same point of a grid or a sequence."""
+        if not isinstance(self._backend, optuna.storages.RDBStorage):
+            yield
+            return
+        from sqlalchemy import text
+
+        with self._backend.engine.begin() as connection:
+            connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:study))"), {"study": self.name})
+            yield
 
     def _trials(self, states: Iterable[TrialState] | None = None) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=tuple(states) if states else None)
@@ -297,7 +314,8 @@ def open_search(
     owner: str = "",
     constraints: Sequence[str] = (),
 ) -> Search:
-    """Open a study, or begin it. `owner`: the night; where several share a study, each sees its own running trials.
+    """Open a study, or begin it. `owner`: the night; where several share a study, each sees its own running trials,
+    and draws numbers of its own.
     `constraints`: names of those that each complete trial is told with.
 
     Raises UserError for a damaged or unreachable storage, a sampler that cannot search this space, or a study of that
@@ -309,53 +327,12 @@ def open_search(
     opened = optuna.create_study(storage=backend, study_name=study, directions=list(directions), load_if_exists=True)
     if [direction.name.lower() for direction in opened.directions] != list(directions):
         raise UserError(f"search {study}: was begun with other objectives; give the plan another name")
-    # Begun again, a search must not draw the same numbers again.
-    num_trials = len(opened.get_trials(deepcopy=False))
-    opened.sampler = _sampler(sampler, seed, random.Random(f"{seed}/{num_trials}").getrandbits(31))
+    # Begun again, a search must not draw the same numbers again; nor must two that begin at once.
+    drawn_by = f"{seed}/{len(opened.get_trials(deepcopy=False))}" + (f"/{owner}" if storage.shared else "")
+    opened.sampler = _sampler(sampler, seed, random.Random(drawn_by).getrandbits(31))
     search = Search(opened, backend, space, sampler, seed, owner, not storage.shared, constraints, sync)
     search.repairs = (*repairs, *_end_unnamed(opened, space, storage))
     return search
-
-
-def _open_database(url: str) -> optuna.storages.RDBStorage:
-    options = {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
-    for pause_seconds in _PAUSES_SECONDS:
-        try:
-            return optuna.storages.RDBStorage(url, engine_kwargs=options)
-        except Exception as error:
-            # Nights that begin together over an empty database all make its tables, and one of them is first.
-            if type(error).__name__ not in ("IntegrityError", "ProgrammingError"):
-                raise
-            time.sleep(pause_seconds)
-    return optuna.storages.RDBStorage(url, engine_kwargs=options)
-
-
-def open_storage(storage: Storage) -> tuple[optuna.storages.BaseStorage, Callable[[], None], tuple[str, ...]]:
-    """Open it, with what forces it to the disk and a line on each thing that was mended.
-
-    Raises UserError where it is damaged or cannot be reached.
-    """
-    if storage.journal is not None:
-        lines = prepare_journal(storage.journal)
-        try:
-            file = JournalFile(storage.journal)
-            return optuna.storages.JournalStorage(file), file.sync, tuple(lines)
-        except OSError as error:
-            raise UserError(f"{storage.journal}: cannot be opened ({error.strerror})") from None
-    # psycopg is the driver that is installed; plain postgresql:// means another one.
-    url = "postgresql+psycopg://" + storage.url.partition("://")[2]
-    try:
-        return _open_database(url), lambda: None, ()
-    except ImportError:
-        raise UserError("PostgreSQL needs sqlalchemy and psycopg: pip install sqlalchemy 'psycopg[binary]'") from None
-    except Exception as error:
-        if not type(error).__module__.startswith(("sqlalchemy", "psycopg")):
-            raise
-        # Only what the server said of itself: never the URL.
-        raise UserError(
-            f"the search's database cannot be used ({type(error).__name__}): check that it runs, and the URL's user, "
-            "password and database"
-        ) from None
 
 
 def _sampler(name: str, seed: int, fresh_seed: int) -> BaseSampler:

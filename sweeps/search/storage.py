@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 from perception.errors import UserError
 
 STALE_LOCK_SECONDS = 2.0
 """A lock is held for milliseconds; an older one is of a process that was killed."""
+
+_PAUSES_SECONDS = (0.2, 0.5, 1.0)
+"""Before the tables of a database are looked for again, which another controller was making."""
 
 
 @dataclass(frozen=True)
@@ -149,3 +153,44 @@ def _is_whole(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except ValueError:
         return False
+
+
+def _open_database(url: str) -> RDBStorage:
+    options = {"pool_pre_ping": True, "connect_args": {"connect_timeout": 10}}
+    for pause_seconds in _PAUSES_SECONDS:
+        try:
+            return RDBStorage(url, engine_kwargs=options)
+        except Exception as error:
+            # Nights that begin together over an empty database all make its tables, and one of them is first.
+            if type(error).__name__ not in ("IntegrityError", "ProgrammingError"):
+                raise
+            time.sleep(pause_seconds)
+    return RDBStorage(url, engine_kwargs=options)
+
+
+def open_storage(storage: Storage) -> tuple[BaseStorage, Callable[[], None], tuple[str, ...]]:
+    """Open it, with what forces it to the disk and a line on each thing that was mended.
+
+    Raises UserError where it is damaged or cannot be reached.
+    """
+    if storage.journal is not None:
+        lines = prepare_journal(storage.journal)
+        try:
+            file = JournalFile(storage.journal)
+            return JournalStorage(file), file.sync, tuple(lines)
+        except OSError as error:
+            raise UserError(f"{storage.journal}: cannot be opened ({error.strerror})") from None
+    # psycopg is the driver that is installed; plain postgresql:// means another one.
+    url = "postgresql+psycopg://" + storage.url.partition("://")[2]
+    try:
+        return _open_database(url), lambda: None, ()
+    except ImportError:
+        raise UserError("PostgreSQL needs sqlalchemy and psycopg: pip install sqlalchemy 'psycopg[binary]'") from None
+    except Exception as error:
+        if not type(error).__module__.startswith(("sqlalchemy", "psycopg")):
+            raise
+        # Only what the server said of itself: never the URL.
+        raise UserError(
+            f"the search's database cannot be used ({type(error).__name__}): check that it runs, and the URL's user, "
+            "password and database"
+        ) from None

@@ -242,6 +242,21 @@ def test_a_search_ends_early_where_nothing_beyond_the_noise_is_to_be_expected(tm
     assert "with a probability of at most" in night.state().done_models["lane-small"]
 
 
+def test_a_front_or_a_best_that_breaks_a_constraint_ends_no_search_early(tmp_path: Path) -> None:
+    def behave(job: Job) -> Behaviour:
+        number = int(job.name.rsplit("-", 1)[1].split(".")[0])
+        return Behaviour(value=0.4 + 0.1 * number if number <= 3 else 0.5 + 0.001 * (number % 10))
+
+    for name, more in {
+        "front": {"metric": 'culane_f1_50", "seconds'},
+        "constraint": {"more": '[[models.constraints]]\nmetric = "culane_f1_50"\nat_most = 0.5'},
+    }.items():
+        plan = make_plan({"max_trials": 30, "default_repeats": 3, **more}, early_end="true")
+        night = case(tmp_path / name, plan, behave)
+        night.drive()
+        assert night.state().done_models["lane-small"] == "30 trials, as planned", name
+
+
 def test_a_grid_is_run_as_a_whole_and_once(tmp_path: Path) -> None:
     night = case(tmp_path, make_plan({"max_trials": 0}))
     night.searches["lane-small"].most = 5
@@ -281,6 +296,16 @@ def test_success_is_what_the_runs_own_result_says(
     assert (outcome, values) == (("diverged" if status == "diverged" else "failed"), ())
     if ending == "crash":
         assert "boom" in bad.log_tail and "ValueError" in bad.failure_signature
+
+
+def test_a_search_is_kept_from_where_memory_runs_out_and_not_from_where_code_fails(tmp_path: Path) -> None:
+    for log, outcome in [("torch.OutOfMemoryError: CUDA out of memory.\n", "diverged"), ("KeyError: 'x'\n", "failed")]:
+        night = case(tmp_path / outcome, make_plan({"max_trials": 3}))
+        night.launcher.behave = lambda job, log=log: (  # type: ignore[attr-defined]
+            Behaviour(ending="crash", log=log) if "optim.lr=" in " ".join(job.argv) else Behaviour()
+        )
+        night.drive()
+        assert {told for told, _ in night.searches["lane-small"].told.values()} == {outcome}
 
 
 def test_a_preempted_job_goes_on_from_its_checkpoint_and_has_not_failed(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from sweeps.night.ingest import (
 )
 from sweeps.night.planned_jobs import planner
 from sweeps.night.state import Attempt, JobState
+from sweeps.planning.plan import Objective, Target
 from sweeps.record import NightRecord
 from tests.sweeps.night_cases import make_plan
 
@@ -39,6 +40,7 @@ GOOD: dict[str, Any] = {
     "checkpoint": {"path": "checkpoints/step-00000100.pt", "sha256": "aa", "weights_sha256": "bb"},
     "seconds": 12.5,
     "samples": 900,
+    "model": {"num_parameters": 1_341_458},
     "target": {"metric": "culane_f1_50", "value": 0.7, "reached_seconds": 9.0, "reached_samples": 700},
 }
 
@@ -99,8 +101,10 @@ def test_a_record_holds_what_the_run_said(tmp_path: Path) -> None:
     job.attempts = [Attempt(1, "n.j.1", 101.0, id="5")]
     status = JobStatus("n.j.1", "5", "ended", "exit code 0", 0, ("node3",), 102.0, 122.0, 20.0, 1)
     ended = AttemptEnded(122.0, job.name, 1, "conclude", rank_seconds_allocated=40.0)
-    record = make_record(NIGHT, MODEL, job, "finished", "", GOOD, folder, ended, latest=status)
+    aim = dataclasses.replace(MODEL, target=Target("culane_f1_50", 0.7))
+    record = make_record(NIGHT, aim, job, "finished", "", GOOD, folder, ended, latest=status)
     assert (record.objective_name, record.objective) == ("culane_f1_50", 0.75)
+    assert record.num_parameters == 1_341_458
     assert record.metrics == {"culane_f1_50": 0.75, "per_class/stop": 1.0}
     assert record.lost_scaling == {"data": 0.1, "straggler": 0.02}
     assert (record.images_per_second, record.scaling_factor, record.seconds, record.samples) == (61.5, 1.9, 12.5, 900)
@@ -112,6 +116,31 @@ def test_a_record_holds_what_the_run_said(tmp_path: Path) -> None:
     assert (record.nodes, record.num_ranks, record.num_attempts, record.num_starts) == (("node3",), 2, 1, 1)
     assert (record.rank_seconds_allocated, record.rank_seconds_wasted) == (40.0, 0.0)
     assert (record.trial, record.parameters, record.seed) == (4, {"optim.lr": 2e-3}, 0)
+
+
+def test_a_run_that_goes_on_past_its_target_notes_when_it_reached_it(tmp_path: Path) -> None:
+    aim = dataclasses.replace(MODEL, target=Target("culane_f1_50", 0.5))
+    job = job_of(tmp_path)
+    write(tmp_path, {**GOOD, "target": None})
+    rows = [{"samples": 300 * n, "seconds": 4.0 * n, "validation/culane_f1_50": 0.25 * n} for n in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = read_result(tmp_path, aim).values
+    record = make_record(NIGHT, aim, job, "finished", "", values, tmp_path, None)
+    assert (record.objective, record.target_seconds, record.target_samples) == (0.75, 8.0, 600)
+    assert (record.target_metric, record.target_value) == ("culane_f1_50", 0.5)
+    # Of a run that was cut short to measure its speed nothing is said.
+    short = JobState(dataclasses.replace(job.planned, kind="scaling"))
+    record = make_record(NIGHT, aim, short, "finished", "", values, tmp_path, None)
+    assert (record.target_metric, record.target_seconds) == ("", None)
+
+
+def test_a_target_that_is_searched_for_and_never_reached_is_no_failure(tmp_path: Path) -> None:
+    timed = dataclasses.replace(
+        MODEL, target=Target("culane_f1_50", 0.9), objectives=(Objective("target_seconds", "minimize"),)
+    )
+    write(tmp_path, {**GOOD, "target": {"metric": "culane_f1_50", "value": 0.9, "reached_seconds": None}})
+    found = read_result(tmp_path, timed)
+    assert (found.status, found.cause) == ("pruned", "culane_f1_50 never reached 0.9")
 
 
 def test_a_run_that_left_nothing_makes_a_record_too(tmp_path: Path) -> None:

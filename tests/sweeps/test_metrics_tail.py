@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeps.night.metrics_tail import MetricsTail
+from sweeps.night.metrics_tail import MetricsTail, first_reached
 
 
 def line(samples: int, value: object, step: int = 0) -> str:
@@ -77,3 +77,14 @@ def test_however_it_is_written_every_line_comes_once(cuts: list[int], tmp_path_f
         begin += size
         found += list(tail.read())
     assert found == expected
+
+
+def test_the_first_evaluation_that_reaches_a_value_is_told_with_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert first_reached(path, "f1", 0.5) is None
+    rows = [(100, 0.2, 1.0), (200, float("nan"), 2.0), (300, 0.5, 3.0), (400, 0.4, 4.0), (500, 0.9, 5.0)]
+    lines = [json.dumps({"samples": n, "validation/f1": value, "seconds": time}) for n, value, time in rows]
+    path.write_text("\n".join(["half a line of validation/f1", '{"step": 1, "loss": 2.0}', *lines]))
+    assert first_reached(path, "f1", 0.5) == (3.0, 300)
+    assert first_reached(path, "f1", 0.6) == (5.0, 500)
+    assert first_reached(path, "f1", 0.95) is None and first_reached(path, "f", 0.1) is None

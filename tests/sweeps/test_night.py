@@ -313,6 +313,8 @@ def test_a_full_disk_is_one_line_and_the_night_goes_on_with_room(small_disk: Pat
         (("PLAN", "--resume"), "--resume: there is no night of this plan yet"),
         (("PLAN", "--night", "../x"), "--night ../x: use letters"),
         (("PLAN", "--night", "x", "--resume"), "--resume --night x: no such night"),
+        (("PLAN", "--replay", "x"), "--replay x: no such night"),
+        (("PLAN", "--replay", "x", "--resume"), "--replay: begins a night, --resume goes on with one"),
     ],
 )
 def test_mistakes_are_one_line(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:

@@ -110,9 +110,25 @@ def test_a_job_is_the_command_that_a_person_would_type() -> None:
     )
     assert " ".join(argv) == (
         "python -m pipelines train lane-small --out /n/j --resume-if-possible --data generated "
-        "--target culane_f1_50=0.5 --set data.num_validation_scenes=20 --set optim.lr=0.001 "
+        "--set data.num_validation_scenes=20 --set optim.lr=0.001 "
         "--set train.batch_size_per_rank=3 --set train.evaluate_every_steps=334 --set train.num_samples=4000 "
         "--set train.seed=3"
+    )
+
+
+def test_a_run_ends_at_its_target_only_where_accuracy_is_not_searched_for() -> None:
+    timed = parsed_model(SLURM.replace('["culane_f1_50"]', '["target_seconds"]').replace('"asha"', '"none"'))
+    assert timed.ends_at_target and not parsed_model().ends_at_target
+    argv = " ".join(training_argv(timed, {}, Path("/n/j")))
+    assert "--target culane_f1_50=0.5" in argv and "evaluate_every_steps" not in argv
+    assert "--target" not in training_argv(timed, {}, Path("/n/j"), num_samples=800), "a run that measures speed"
+    # One that goes on is evaluated on the way, twenty times where no rung says when.
+    noted = sample_of(job_assignments(parsed_model(SLURM.replace('"asha"', '"none"')), {}))
+    assert noted["train.evaluate_every_steps"] == 4000 // 20 // 4
+    assert study_name(timed) != study_name(
+        parsed_model(
+            SLURM.replace("0.5", "0.6").replace('["culane_f1_50"]', '["target_seconds"]').replace('"asha"', '"none"')
+        )
     )
 
 
@@ -229,6 +245,15 @@ MISTAKES = [
     ("ranks = [1, 2, 16]", "ranks = [1, 4, 2]", "scaling.ranks: must begin with 1, which the others"),
     ("ranks = [1, 2, 16]", "ranks = [1, 12]", "12 ranks do not fill nodes of 8"),
     ("value = 0.5", "", "field models.lane-small.target.value is missing"),
+    ("value = 0.5", "value = 70", "target.value: 70 is never reached: metrics are from 0 to 1"),
+    ('[models.target]\nmetric = "culane_f1_50"', '[models.target]\nmetric = "tusimple_fp"',
+     "must be a metric of the evaluation that rises: culane_f1_50"),
+    ('[models.target]\nmetric = "culane_f1_50"\nvalue = 0.5',
+     '[[models.constraints]]\nmetric = "target_seconds"\nat_most = 9',
+     "models.lane-small.target: is missing, which target_seconds is the time to"),
+    ('name = "asha"\n', "", "models.lane-small.pruning.name is missing: without it the table does nothing"),
+    ("ranks = [1, 2, 16]\n", "", "models.lane-small.scaling.ranks is missing"),
+    ("value = 0.5", "value = 0.5\n[models.population]\nsamples_per_generation = 9", "population.size is missing"),
     ('[models.target]\nmetric = "culane_f1_50"', '[models.target]\nmetric = "seconds"',
      "must be a metric of the evaluation"),
     ("value = 0.5", "value = 0.5\n[[models]]\nmodel = 'lane-small'\nobjectives = ['culane_mf1']",
@@ -239,6 +264,7 @@ MISTAKES = [
     ("[budget]", "[budget", "not TOML"),
     ("[budget]", "[search]\nurl_variable = 'A-B'\n[budget]", "search.url_variable names an environment variable"),
     ("[budget]", "[slurm]\ncontainer = 'pyxis'\n[budget]", "slurm.container = pyxis, but no image is given"),
+    ("[budget]", "image = 'lane'\n[budget]", 'image = "lane": slurm.container is missing: write "pyxis" or "docker"'),
     ("[budget]", "[slurm]\npartion = 'x'\n[budget]", 'field slurm.partion is unknown; did you mean "partition"'),
 ]  # fmt: skip
 
@@ -443,6 +469,38 @@ def test_the_command_prints_what_would_run_and_runs_nothing(tmp_path: Path, caps
     golden = Path(__file__).parents[1] / "golden" / "sweeps" / "plan.txt"
     assert shown == golden.read_text(), f"where the change is meant: write this output to {golden}"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["night.toml"]
+
+
+def test_what_this_host_has_not_is_said_after_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    plan_command.add_arguments(parser)
+    local = PLAN.replace("[1, 2, 16]", "[1, 2]").replace("[budget]", "[local]\nslots = 2\n[budget]\nmax_minutes = 30")
+    for text, said in [
+        (local.replace("seeds = [3, 5]", "ranks_per_node = 4"), "its 4 ranks are more than the 2 slots there are here"),
+        ('image = "trainn"\n' + local, 'image = "trainn": '),
+    ]:
+        # A mark at the begin, as some editors write it, is none of the text.
+        (tmp_path / "night.toml").write_text("\ufeff" + text)
+        with pytest.raises(UserError) as caught:
+            plan_command.run(parser.parse_args([str(tmp_path / "night.toml"), "--root", str(tmp_path / "nights")]))
+        assert said in str(caught.value) and "together: " in capsys.readouterr().out
+
+
+def test_a_population_is_told_by_its_generations_and_has_no_champion_to_repeat() -> None:
+    text = SLURM.replace('"asha"', '"none"').replace('[models.target]\nmetric = "culane_f1_50"\nvalue = 0.5\n', "")
+    plan = parse(text + "[models.population]\nsize = 4\nsamples_per_generation = 1500\n")
+    cost = estimate(plan, {}, None, None)
+    assert {group.kind: group.num_jobs for group in cost.groups} == {"default": 3, "scaling": 1, "trial": 8}
+    lines = plan_command.summary(plan, cost, None)
+    assert "  population of 4, 2 generations of 1,500 samples; the worst 25% take over" in lines
+
+
+def test_the_price_is_told_where_it_is_known() -> None:
+    plan = parse("price_per_rank_hour = 2.5\n" + SLURM.replace("[1, 2, 16]", "[1]"))
+    cost = estimate(plan, {("lane-small", 1): Speed(10.0, 0.0, 3)}, None, None)
+    assert cost.rank_hours is not None
+    last = plan_command.summary(plan, cost, None)[-1]
+    assert f"{cost.rank_hours:.2f} rank-hours that cost {2.5 * cost.rank_hours:.2f}" in last
 
 
 def test_a_deadline_already_past_today_is_tomorrow() -> None:

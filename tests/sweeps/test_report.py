@@ -102,6 +102,22 @@ def test_the_leaderboard_ranks_means_over_seeds(written: Written) -> None:
     assert {board.verdict for board in report.boards} == {"better"}
 
 
+def test_at_a_glance_each_model_shows_its_best_its_scaling_what_got_worse_and_what_failed(written: Written) -> None:
+    report, page, figures, _, jobs = written
+    cards = {card.all("b")[0].text: card for card in page.by_id("glance").all("div", class_="card")}
+    assert list(cards) == [board["model"] for board in figures["boards"]] == ["lane-small", "sign"]
+    for board, series in zip(figures["boards"], figures["scaling"]["series"], strict=True):
+        best, scaling, worse, failed = (line.text for line in cards[board["model"]].all("dd"))
+        entry = board["entries"][0]
+        assert f"{entry['mean']:.4f} , default {board['default']['mean']:.4f}" in best
+        assert all(f"{name.split('.')[-1]}=" in best for name in entry["parameters"])
+        assert f"{series['rows'][-1]['scaling_factor']:.2f} on 8 ranks" in scaling and "since night" in scaling
+        assert ("waiting for data" in worse and "new" in worse) == (board["model"] == "lane-small")
+        group = next(group for group in report.failures.groups if board["model"] in group.models)
+        assert f"{group.num_jobs} × {group.failure}" in failed and group.signature[:120] in failed
+    assert sum(job.status == "failed" for job in jobs) == report.failures.num_failures
+
+
 def test_the_scaling_table_shows_medians(written: Written) -> None:
     _, page, _, _, jobs = written
     section = page.by_id("scaling")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,12 @@ import pytest
 
 from perception.errors import UserError
 from sweeps import report_command
+from sweeps.planning.plan import study_name
 from sweeps.report.terminal import COLUMNS
+from sweeps.search.search import open_search
+from sweeps.search.storage import Storage
 from tests.sweeps.made_up_nights import Planted, empty_night, history, job_of, keep
+from tests.sweeps.night_cases import make_plan
 
 
 def run(*arguments: str) -> int:
@@ -40,6 +46,32 @@ def test_the_newest_night_is_reported(root: Path, capsys: pytest.CaptureFixture[
 def test_an_earlier_night_is_reported_by_name(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--root", str(root), "--night", "2026-11-02") == 0
     assert "exit code 0: no new regression, and jobs succeeded" in capsys.readouterr().out
+
+
+def test_what_mattered_is_told_by_the_nights_own_search_while_it_is_there(tmp_path: Path) -> None:
+    plan = make_plan({"sampler": "random"})
+    night = dataclasses.replace(empty_night(), plan_text=plan.text)
+    journal = tmp_path / night.night / "search" / "journal.log"
+    search = open_search(
+        plan.models[0].space, ["maximize"], Storage(journal=journal), study_name(plan.models[0]), "random"
+    )
+    jobs = []
+    for number in range(12):
+        suggestion = search.ask()
+        assert suggestion is not None
+        parameters = dict(suggestion.parameters)
+        search.tell(suggestion.number, [float(str(parameters["optim.lr"]))], "complete")
+        jobs.append(job_of(night, f"j{number}", trial=number, parameters=parameters, objective=parameters["optim.lr"]))
+    keep(tmp_path, [(night, jobs)])
+
+    def source() -> str:
+        assert run("--root", str(tmp_path)) == 0
+        figures = json.loads((tmp_path / night.night / "report.json").read_text())
+        return str(figures["searches"][0]["importance_source"])
+
+    assert source() == "by the search's own study (PED-ANOVA)"
+    journal.unlink()
+    assert source().startswith("from the records of 12 trials")
 
 
 def test_a_night_where_nothing_succeeded_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

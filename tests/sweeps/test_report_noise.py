@@ -181,17 +181,18 @@ def test_what_breaks_a_constraint_is_no_answer() -> None:
     assert [entry.config_hash for entry in found.entries] == ["d"] and found.num_breaking == 1
 
 
-def test_with_two_objectives_the_front_is_what_nothing_dominates() -> None:
-    facts = replace(FACTS, others=(("seconds", "minimize"),))
+@pytest.mark.parametrize("second", ["seconds", "num_parameters"])
+def test_with_two_objectives_the_front_is_what_nothing_dominates(second: str) -> None:
+    facts = replace(FACTS, others=((second, "minimize"),))
     figures = {"a": (0.9, 30.0), "b": (0.8, 20.0), "c": (0.7, 25.0), "d": (0.6, 10.0), "e": (0.8, 20.0)}
     jobs = [
-        replace(run, seconds=seconds)
-        for name, (value, seconds) in figures.items()
+        replace(run, **{second: other})
+        for name, (value, other) in figures.items()
         for run in runs("trial", name, [value])
     ]
     found = board(jobs, facts=facts)
     assert {entry.config_hash for entry in found.entries if entry.is_on_front} == {"a", "b", "d", "e"}
-    assert [entry.others["seconds"] for entry in found.entries] == [30.0, 20.0, 20.0, 25.0, 10.0]
+    assert [entry.others[second] for entry in found.entries] == [30.0, 20.0, 20.0, 25.0, 10.0]
     assert board(jobs).front == ()
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeps.night.retention import Kept, apply_retention, over_budget, useless
+from sweeps.night.events import NightOpened, to_row
+from sweeps.night.retention import Kept, apply_retention, over_budget, protected_folders, useless
 from sweeps.planning.plan import Retention
-from sweeps.record import JobRecord
+from sweeps.record import JobRecord, NightRecord
 
 MIB = 2**20
 
@@ -69,6 +71,59 @@ def test_champions_that_alone_are_too_large_are_said(tmp_path: Path) -> None:
     assert "disk_gib" in removal.problems[0]
 
 
+PLAN = """
+name = "{name}"
+[budget]
+max_jobs = 9
+[[models]]
+model = "lane"
+objectives = ["culane_f1_50"]
+num_samples = 900
+[models.space."optim.lr"]
+low = 1e-4
+high = 1e-2
+log = true
+"""
+
+
+def night_of(name: str, plan: str, text: str = PLAN) -> NightRecord:
+    return NightRecord(name, plan, text.format(name=plan), "local", 2, "fake", "", "", 0.0)
+
+
+def test_champions_of_every_plan_of_the_root_are_protected_and_nights_that_run(tmp_path: Path) -> None:
+    past = [
+        dataclasses.replace(
+            record(tmp_path, night, job, "finished", number, kind=kind),
+            plan=plan,
+            objective_name="culane_f1_50",
+            objective=value,
+            config_hash=job,
+        )
+        for number, (night, plan, job, kind, value) in enumerate(
+            [
+                ("n1", "demo", "best", "trial", 0.9),
+                ("n1", "demo", "worse", "trial", 0.5),
+                ("n2", "other", "others", "trial", 0.7),
+                ("n2", "other", "others_worse", "trial", 0.6),
+                ("n3", "old", "picked", "champion", 0.3),
+                ("n3", "old", "tried", "trial", 0.4),
+                ("n4", "demo", "newest", "trial", 0.8),
+            ]
+        )
+    ]
+    nights = [
+        night_of("n1", "demo"),
+        night_of("n2", "other"),
+        night_of("n3", "old", "not TOML"),
+        night_of("n4", "demo"),
+    ]
+    record(tmp_path, "n5", "running", "", 99)
+    (tmp_path / "n5" / "journal.jsonl").write_text(json.dumps(to_row(NightOpened(0.0, night_of("n5", "other")))) + "\n")
+    protected = protected_folders(tmp_path, nights, past)
+    apply_retention(tmp_path, Retention(disk_gib=1e-6), [], past, protected)
+    assert kept_jobs(tmp_path) == {"best", "newest", "others", "picked", "running"}
+
+
 def test_a_job_that_was_answered_has_no_folder() -> None:
     assert useless([JobRecord("n", "j", "p", "m", "trial", status="answered")], Retention()) == []
 
@@ -81,8 +136,8 @@ def test_no_more_goes_than_must(sizes: list[tuple[int, int, bool]], budget: int)
     kept = [Kept(Path(str(n)), size, float(ended), champion) for n, (size, ended, champion) in enumerate(sizes)]
     going = over_budget(kept, budget)
     total, freed = sum(one.num_bytes for one in kept), sum(one.num_bytes for one in going)
-    assert not any(one.is_champion for one in going)
-    others = [one for one in kept if not one.is_champion and one.num_bytes and one not in going]
+    assert not any(one.is_protected for one in going)
+    others = [one for one in kept if not one.is_protected and one.num_bytes and one not in going]
     assert total - freed <= budget or not others
     if going:
         assert total - freed + going[-1].num_bytes > budget

@@ -18,7 +18,8 @@ from perception.errors import UserError
 from sweeps import scaling
 from sweeps.ledger import scaling_chart
 from sweeps.ledger.history import History
-from sweeps.ledger.ledger import scaling_table
+from sweeps.ledger.ledger import latest_rows, scaling_table
+from sweeps.ledger.scaling_text import curve
 from sweeps.record import JobRecord
 from tests.ranks import ROOT
 from tests.sweeps.simulated_nights import Noise, Slowdown, night_name, scaling_job, simulated_nights
@@ -51,7 +52,8 @@ def test_the_table_of_the_newest_night() -> None:
         for run in (99, 100, 102)
     ]
     jobs += [scaling_job("2026-11-28", 16, 500.0, num_nodes=2, model="sign", image="sha256:" + "a" * 64)]
-    assert scaling.table(scaling_table(jobs)) == [
+    lines = scaling.table(scaling_table(jobs))
+    assert [line for line in lines if line not in curve(latest_rows(scaling_table(jobs[:-1])))] == [
         "lane-small, night 2026-11-30 (8 x NVIDIA H100, no image)",
         "ranks  images/s     scaling factor  of ideal   data  all-reduce  stragglers  compute  change",
         "    1      80.0                  1                                                    +0.0 %",
@@ -66,6 +68,17 @@ def test_the_table_of_the_newest_night() -> None:
         "16 on 2 nodes     500.0         unknown",
         "  scaling factor unknown: nothing ran on one rank; add 1 to scaling.ranks of the plan",
     ]
+
+
+def test_the_curve_is_drawn_with_the_ideal_and_the_seven_of_eight_line() -> None:
+    jobs = [scaling_job("n", ranks, speed) for ranks, speed in ((1, 10.0), (2, 19.0), (4, 36.0), (8, 70.0))]
+    drawn = curve(scaling_table(jobs))
+    golden = Path(__file__).parents[1] / "golden" / "sweeps" / "scaling_curve.txt"
+    assert "\n".join(drawn) + "\n" == golden.read_text(), f"where the change is meant: write this output to {golden}"
+    # 7 of 8 ranks lie on the lower line, and what is above the ideal at its edge.
+    assert drawn[3].rstrip().endswith("o")
+    assert curve(scaling_table([scaling_job("n", 1, 10.0), scaling_job("n", 8, 99.0)]))[1].rstrip().endswith("o")
+    assert curve(scaling_table(jobs[:1])) == [] and curve(scaling_table(jobs[1:])) == []
 
 
 def test_single_runs_have_no_interval() -> None:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from perception.errors import UserError
 from sweeps.planning.space import Parameter, Sample, SearchSpace, key
-from sweeps.search.search import Search, open_search, open_storage
-from sweeps.search.storage import Storage, choose_storage
+from sweeps.search.search import Search, open_search
+from sweeps.search.storage import Storage, choose_storage, open_storage
 
 NUMBERS = SearchSpace((Parameter("x", "float", -1.0, 1.0), Parameter("y", "float", 1e-4, 1.0, log=True)))
 MIXED = SearchSpace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import json
 import os
 import pwd
 import shutil
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -113,6 +115,37 @@ def test_controllers_that_ask_at_once_get_each_a_trial_of_their_own(url: str) ->
         rows = search.trials()
     assert [row.state for row in rows] == ["complete"] * 24
     assert [sum(row.owner == f"night-{place}" for row in rows) for place in range(2)] == [12, 12]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "grid"])
+def test_controllers_that_begin_at_once_try_nothing_twice(url: str, sampler: str) -> None:
+    """With one seed and over no trials at all, as two nights of one plan begin."""
+    levels = tuple(range(16))
+    space = (
+        SearchSpace(tuple(Parameter(name, "choice", choices=levels) for name in ("a", "b")))
+        if sampler == "grid"
+        else SPACE
+    )
+    storage = choose_storage("postgresql", "SWEEPS_STORAGE_URL", Path("unused"), {"SWEEPS_STORAGE_URL": url})
+    seen: dict[str, list[str]] = {"one": [], "two": []}
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        searches = {
+            owner: stack.enter_context(
+                contextlib.closing(
+                    open_search(space, ["maximize"], storage, f"at-once-{sampler}", sampler, owner=owner)
+                )
+            )
+            for owner in seen
+        }
+
+        def ask(owner: str) -> None:
+            for _ in range(8):
+                suggestion = searches[owner].ask()
+                assert suggestion is not None
+                seen[owner].append(json.dumps(suggestion.parameters))
+
+        list(pool.map(ask, seen))
+    assert len({*seen["one"], *seen["two"]}) == 16, seen
 
 
 def test_controllers_that_begin_at_once_over_an_empty_database_all_begin(url: str, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_at_every_moment_of_a_night_it_fits_80_columns(tmp_path: Path) -> None:
     last = "\n".join(texts[-1])
     assert re.search(r"jobs +10 planned: 10 done", last)
     assert re.search(r"done .*finished.*pruned", last) and "1 diverged" in last and "1 answered" in last
-    assert re.search(r"lane-small +0\.\d+ +0\.\d+ +[+-]0\.\d+ +7 +0  lane-small-00\d\d", last)
+    assert re.search(r"lane-small culane_f1_50 +0\.\d+ +0\.\d+ +[+-]0\.\d+ +7 +0  lane-small-00\d\d", last)
     assert "failures" in last and "attempts failed or were preempted, and the jobs went on" in last
 
 
@@ -72,7 +72,21 @@ def test_where_less_is_better_the_best_is_the_least(tmp_path: Path) -> None:
     night = Case(tmp_path, plan, FakeLauncher(clock, 4, behave), clock)
     night.drive()
     text = "\n".join(summary(night.state(), clock.time, True))
-    assert re.search(r"lane-small +0\.1 +0\.4 +-0\.3 +6 +0  lane-small-0004", text)
+    assert re.search(r"lane-small tusimple_fp +0\.1 +0\.4 +-0\.3 +6 +0  lane-small-0004", text)
+
+
+def test_what_breaks_a_constraint_is_not_the_best(tmp_path: Path) -> None:
+    clock = FakeClock()
+    more = '[[models.constraints]]\nmetric = "tusimple_fp"\nat_most = 0.5'
+    values = {3: 0.9, 4: 0.5, 5: 0.4}
+
+    def behave(job: Job) -> Behaviour:
+        return Behaviour(value=values.get(int(job.name.rsplit("-", 1)[1].split(".")[0]), 0.1))
+
+    night = Case(tmp_path, make_plan({"more": more}), FakeLauncher(clock, 4, behave), clock)
+    night.drive()
+    text = "\n".join(summary(night.state(), clock.time, True))
+    assert re.search(r"lane-small culane_f1_50 +0\.5 .*lane-small-0004", text)
 
 
 def test_the_command_shows_the_newest_night_and_names_mistakes(

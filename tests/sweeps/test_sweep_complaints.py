@@ -65,3 +65,17 @@ def test_importance_is_of_the_newest_trials_up_to_a_limit(tmp_path: Path, monkey
         search.tell(suggestion.number, [y if number < 15 else x], "complete")
     found = search.importance()
     assert found.num_trials == 15 and found.shares["x"] > 0.8
+
+
+def test_trials_that_run_keep_parallel_suggestions_from_being_the_same(tmp_path: Path) -> None:
+    """Over few values, near an optimum that is known: without counting what runs as bad, a third would be repeated."""
+    space = SearchSpace((Parameter("x", "int", 0.0, 39.0), Parameter("y", "int", 0.0, 3.0)))
+    search = open_search(space, ["maximize"], Storage(journal=tmp_path / "journal.log"), "s", "tpe", seed=0)
+    for _ in range(20):
+        suggestion = search.ask()
+        assert suggestion is not None
+        x, y = suggestion.parameters["x"], suggestion.parameters["y"]
+        assert isinstance(x, int) and isinstance(y, int)
+        search.tell(suggestion.number, [-abs(x - 20) - abs(y - 1)], "complete")
+    outstanding = [search.ask() for _ in range(16)]
+    assert len({tuple(one.parameters.values()) for one in outstanding if one is not None}) >= 14

@@ -115,6 +115,11 @@ def test_the_fastest_and_the_cheapest_over_all_numbers_of_ranks() -> None:
     jobs = [run_record("n", "eight", 100.0), run_record("n", "one", 500.0, num_ranks=1)]
     fastest, cheapest = best_of_model(records(jobs))["lane-small", "culane_f1_50", 0.8]
     assert (fastest.job, cheapest.job) == ("eight", "one")
+    assert targets_command.lines_of(records(jobs), None)[-4:-1] == [
+        "lane-small, culane_f1_50 0.8 over all hardware and numbers of ranks:",
+        "  fastest 100.0 s, 100000 samples, 0.2222 rank-hours (eight of night n) on 8 ranks of 8 x NVIDIA H100",
+        "  cheapest 500.0 s, 500000 samples, 0.1389 rank-hours (one of night n) on 1 rank of 8 x NVIDIA H100",
+    ]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.floats(0.1, 1e6)), max_size=20))
