@@ -16,10 +16,18 @@ FORMATS: dict[str, tuple[str, ...]] = {
 """A task → what `data.format` may be."""
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "lane": ("culane_f1_50", "culane_f1_75", "culane_mf1", "tusimple_accuracy"),
+    "lane": (
+        *("culane_f1_50", "culane_f1_75", "culane_mf1", "tusimple_accuracy"),
+        *("llamas_f1_50", "llamas_f1_75", "llamas_mf1"),
+        *("curvelanes_f1_50", "curvelanes_f1_75", "curvelanes_mf1"),
+        *("openlane_f1_30", "openlane_f1_75", "openlane_mf1"),
+    ),
     "sign": ("ap50_class_agnostic", "ap50_superclass", "ap50", "ap"),
 }
-"""A task → the metrics of its validation that a run may aim at; more is better in all of them."""
+"""A task → the metrics of its validation that a run may aim at; more is better in all of them. Those that begin with
+one of `BENCHMARKS` need images of that data set."""
+
+BENCHMARKS = ("llamas", "curvelanes", "openlane")
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "data.scene_style": ("v1", "v2"),

@@ -40,7 +40,8 @@ def decode_lanes(
     2. In order of score, a proposal goes whose mean |dx| to one kept before, over the rows that both have, is under
        `nms_distance_pixels` (given for an input 800 wide).
     3. A lane is the rows start .. start + length - 1 of its xs; with `extend_to_bottom` also those below, down to the
-       first at which x has left the image. Lanes of fewer than two rows go; the best `max_lanes` stay.
+       first at which x has left the image. Lanes of fewer than two rows go; the best `max_lanes` stay, the others
+       are counted.
     4. Row k lies at y = H (1 - k / (N - 1)) input pixels; `geometry` takes the points to original pixels.
     """
     # tanh does not overflow where exp would.
@@ -49,29 +50,32 @@ def decode_lanes(
     limit = 2 * xs.shape[1]
     first, count = (np.rint(np.nan_to_num(extent).clip(-limit, limit)).astype(np.int32) for extent in (start, length))
     confident = np.flatnonzero(scores >= model.score_threshold)
-    order = confident[np.argsort(-scores[confident], kind="stable")]
+    left = confident[np.argsort(-scores[confident], kind="stable")]
     nearest_allowed = model.nms_distance_pixels * geometry.input_width / _NMS_WIDTH
+    rows = np.arange(xs.shape[1])
+    inside = (rows >= first[:, None]) & (rows < (first + count)[:, None])
     kept: list[int] = []
-    for candidate in order:
-        if all(lane_distance(xs, first, count, int(candidate), other) >= nearest_allowed for other in kept):
-            kept.append(int(candidate))
+    while len(left):
+        kept.append(int(left[0]))
+        left = left[1:][lane_distances(xs, inside, kept[-1], left[1:]) >= nearest_allowed]
     lanes: list[Lane] = []
     lane_scores: list[float] = []
     for index in kept:
         lane = decode_lane(xs[index], int(first[index]), int(count[index]), geometry, model.extend_to_bottom)
-        if lane is not None and len(lanes) < model.max_lanes:
+        if lane is not None:
             lanes.append(lane)
             lane_scores.append(float(scores[index]))
-    return LanePrediction(tuple(lanes), tuple(lane_scores))
+    most = model.max_lanes
+    return LanePrediction(tuple(lanes[:most]), tuple(lane_scores[:most]), num_left_out=max(len(lanes) - most, 0))
 
 
-def lane_distance(xs: Floats, start: NDArray[np.int32], length: NDArray[np.int32], a: int, b: int) -> float:
-    """Mean |dx| of proposals a and b over the rows that both have, inf where they share none."""
-    first = max(start[a], start[b], 0)
-    end = min(start[a] + length[a], start[b] + length[b], xs.shape[1])
-    if end <= first:
-        return float("inf")
-    return float(np.abs(xs[a, first:end] - xs[b, first:end]).mean())
+def lane_distances(xs: Floats, inside: NDArray[np.bool_], index: int, others: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Mean |dx| of proposal `index` to each of `others` over the rows that both have, inf where they share none."""
+    shared = inside[others] & inside[index]
+    # What a diverged network says may overflow, be no number, or be of no row.
+    with np.errstate(all="ignore"):
+        gaps = np.where(shared, np.abs(xs[others] - xs[index]), 0).sum(axis=1, dtype=np.float64)
+        return np.where(shared.any(axis=1), gaps / shared.sum(axis=1), np.inf)
 
 
 def decode_lane(xs: Floats, start: int, length: int, geometry: Geometry, extend_to_bottom: bool) -> Lane | None:

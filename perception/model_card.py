@@ -64,7 +64,8 @@ def _use(trained: TrainedModel, exported: OnnxModel, name: str) -> str:
     if isinstance(model, LaneModelConfig):
         lines += [
             "",
-            f"An image is cut at the top by {model.crop_top_fraction:g} of its height, then resized; proposals of a"
+            f"An image is cut at the top by {model.crop_top_fraction:g} of its height, halved along each side as often"
+            " as that is 1.8 times too long, then resized linearly; proposals of a"
             f" score under {model.score_threshold:g} go, and those nearer than {model.nms_distance_pixels:g} px"
             " (at an input 800 wide) to a better one.",
         ]

@@ -126,7 +126,8 @@ class OnnxModel:
                 images = np.stack([prepared[number].inputs[part] for number, part in chosen])
                 # A fixed batch is filled up; what comes out of the filling is left out below.
                 missing = (self.fixed_batch or len(chosen)) - len(chosen)
-                images = np.concatenate([images, np.repeat(images[-1:], missing, axis=0)])
+                if missing:
+                    images = np.concatenate([images, np.repeat(images[-1:], missing, axis=0)])
                 started = time.perf_counter()
                 outputs = self.run(images)
                 seconds += time.perf_counter() - started

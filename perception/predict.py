@@ -1,10 +1,14 @@
-"""Predict a stream of frames: read, network, decode, write, with the time that each takes."""
+"""Predict a stream of frames: read, network, decode, write, with the time that each takes.
+
+The next frames are read and resized in a thread of their own while the network computes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from perception.predict_inputs import Frame, Input
 from perception.predict_outputs import Writer
 
 _PROGRESS_SECONDS = 5.0
-PARTS = ("reading and resizing", "network", "decoding", "drawing and writing")
+PARTS = ("waiting for reading and resizing", "network", "decoding", "drawing and writing")
 
 
 @dataclass
@@ -30,6 +34,8 @@ class PredictReport:
     """Lanes, or signs that are sure enough to be drawn."""
     num_empty: int = 0
     """Images without any."""
+    num_left_out: int = 0
+    """Lanes beyond the model's `max_lanes`."""
     problems: list[str] = field(default_factory=list)
     """A line an image that could not be read."""
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -100,25 +106,37 @@ def _run(
     follower: LaneFollower | None,
 ) -> None:
     stream = iter(frames)
-    pending: list[tuple[Frame, Any]] = []
     told = started = time.monotonic()
-    while True:
-        with _Clock(report, "reading and resizing"):
-            frame = next(stream, None)
-            if frame is not None and frame.image is not None:
-                pending.append((frame, predictor.prepare(frame.image, frame.name)))
-        if frame is not None and frame.image is None:
-            report.problems.append(frame.problem)
-            say(f"cannot be predicted: {frame.problem}")
-        if pending and (frame is None or len(pending) == batch_size):
-            _predict(predictor, pending, writers, report, follower)
-            pending.clear()
-        if frame is None:
-            return
-        if time.monotonic() - told > _PROGRESS_SECONDS:
-            told = time.monotonic()
-            total = "" if frames.num_frames is None else f" of {frames.num_frames}"
-            say(f"{report.num_images}{total} images, {report.num_images / (told - started):.1f} images/s")
+    # One thread, and one batch ahead of it: frames stay in order, and few of them are held.
+    with ThreadPoolExecutor(1, "frames") as reader:
+        coming = reader.submit(_read, stream, predictor, batch_size)
+        while True:
+            with _Clock(report, PARTS[0]):
+                batch = coming.result()
+            if not batch:
+                return
+            coming = reader.submit(_read, stream, predictor, batch_size)
+            for frame, _ in batch:
+                if frame.image is None:
+                    report.problems.append(frame.problem)
+                    say(f"cannot be predicted: {frame.problem}")
+            readable = [(frame, prepared) for frame, prepared in batch if frame.image is not None]
+            if readable:
+                _predict(predictor, readable, writers, report, follower)
+            if time.monotonic() - told > _PROGRESS_SECONDS:
+                told = time.monotonic()
+                total = "" if frames.num_frames is None else f" of {frames.num_frames}"
+                say(f"{report.num_images}{total} images, {report.num_images / (told - started):.1f} images/s")
+
+
+def _read(stream: Iterator[Frame], predictor: Predictor, batch_size: int) -> list[tuple[Frame, Any]]:
+    """The next frames up to `batch_size` that can be read, prepared; those that cannot among them. Empty at the end."""
+    batch: list[tuple[Frame, Any]] = []
+    num_readable = 0
+    while num_readable < batch_size and (frame := next(stream, None)) is not None:
+        batch.append((frame, None if frame.image is None else predictor.prepare(frame.image, frame.name)))
+        num_readable += frame.image is not None
+    return batch
 
 
 def _predict(
@@ -130,11 +148,13 @@ def _predict(
 ) -> None:
     started = time.perf_counter()
     predictions, network_seconds = predictor.predict([prepared for _, prepared in pending])
+    num_left_out = sum(found.num_left_out for found in predictions if isinstance(found, LanePrediction))
     if follower is not None:
         predictions = [
             _followed(follower, frame, lanes) for (frame, _), lanes in zip(pending, predictions, strict=True)
         ]
     seconds = time.perf_counter() - started
+    report.num_left_out += num_left_out
     report.seconds["network"] += network_seconds
     report.seconds["decoding"] += seconds - network_seconds
     milliseconds = 1000 * seconds / len(pending)

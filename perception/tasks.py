@@ -28,6 +28,8 @@ from perception.sign_task import SignTask
 
 BatchType = TypeVar("BatchType", bound="Batch")
 
+_LEFT_OUT = "lanes_beyond_max_lanes"
+
 
 class Batch(Protocol):
     """Examples put together; its length is the number of images."""
@@ -121,7 +123,15 @@ class LaneTask:
         return samples.frequencies if isinstance(samples, MixedLanes) else None
 
     def objects(self, report: ReadReport) -> str:
-        return f"{report.lanes} lanes"
+        most = self.model_config.max_lanes
+        fuller = {lanes: images for lanes, images in report.lane_counts.items() if lanes > most}
+        if not fuller:
+            return f"{report.lanes} lanes"
+        images, surplus = sum(fuller.values()), sum((lanes - most) * images for lanes, images in fuller.items())
+        return (
+            f"{report.lanes} lanes, {surplus} of them beyond model.max_lanes = {most} in {images} images: raise it, or "
+            "predictions will leave as many out"
+        )
 
     def describe(self, truth: LaneTruth) -> str:
         points = sum(len(lane) for lane in truth.lanes)
@@ -168,7 +178,7 @@ class LaneTask:
 
 class LaneMetric:
     """CULane's and TuSimple's metrics of the same predictions, as one, and for images of LLAMAS, CurveLanes and
-    OpenLane their own.
+    OpenLane their own; also how many lanes were found beyond `model.max_lanes`, where there are such.
     """
 
     def __init__(self) -> None:
@@ -182,22 +192,27 @@ class LaneMetric:
             "tusimple": TusimpleMetric(),
             "benchmark": BenchmarkMetric(),
         }
+        self._num_left_out = 0
 
     def update(self, predictions: Sequence[LanePrediction], truths: Sequence[LaneTruth]) -> None:
         for part in self._parts.values():
             part.update(predictions, truths)
+        self._num_left_out += sum(prediction.num_left_out for prediction in predictions)
 
     def counts(self) -> dict[str, float]:
         """Each part's counts, by `part:key`."""
-        return {f"{name}:{key}": value for name, part in self._parts.items() for key, value in part.counts().items()}
+        counts = {f"{name}:{key}": value for name, part in self._parts.items() for key, value in part.counts().items()}
+        return counts | {_LEFT_OUT: self._num_left_out}
 
     def merge(self, counts: Mapping[str, float]) -> None:
         for name, part in self._parts.items():
             prefix = f"{name}:"
             part.merge({key.removeprefix(prefix): value for key, value in counts.items() if key.startswith(prefix)})
+        self._num_left_out += int(counts[_LEFT_OUT])
 
     def compute(self) -> dict[str, float]:
         """culane_f1_50, culane_f1_75, culane_mf1, tusimple_accuracy, tusimple_fp, tusimple_fn and more of the two;
         llamas_f1_50, curvelanes_f1_50, openlane_f1_30 and so on where there are such images.
         """
-        return {name: value for part in self._parts.values() for name, value in part.compute().items()}
+        figures = {name: value for part in self._parts.values() for name, value in part.compute().items()}
+        return figures | ({_LEFT_OUT: self._num_left_out} if self._num_left_out else {})

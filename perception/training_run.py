@@ -18,7 +18,7 @@ from perception import distributed
 from perception.checkpoint import set_aside_damaged
 from perception.config import RunConfig, TrainConfig, to_json
 from perception.cores import available_cores
-from perception.data.sources import LabelledImages, Sources, open_sources, prepare_sources
+from perception.data.sources import LabelledImages, Sources, check_target, open_sources, prepare_sources
 from perception.distributed import Communicator
 from perception.distributed.failure import EXIT_CRASH, EXIT_PREEMPTED
 from perception.draw import draw_contact_sheet
@@ -148,6 +148,7 @@ def load_sources(config: RunConfig, communicator: Communicator) -> Sources:
             f"{config.data.source}: ranks have {sizes[0]} and {sizes[-1]} training images: give all hosts equal data "
             "and the same image"
         )
+    check_target(config.train.target_metric, sources.validation)
     return sources
 
 

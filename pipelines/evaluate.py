@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--predictions",
         type=Path,
         required=True,
-        help="culane, llamas: folder of *.lines.txt; curvelanes: of *.lines.json; openlane: of *.json; tusimple: file "
-        "of JSON lines; sign: JSON file, a list of COCO results, or an object with images, categories and annotations "
-        "that have scores",
+        help="culane, llamas: folder of *.lines.txt; curvelanes: of *.lines.json; openlane: of *.json; both also of "
+        "*.lines.txt; tusimple: file of JSON lines; sign: the folder that predict wrote, or a JSON file: a list of "
+        "COCO results, or an object with images, categories and annotations that have scores",
     )
     parser.add_argument(
         "--labels",

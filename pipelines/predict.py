@@ -112,6 +112,11 @@ def predict(
     )
     if not report.num_images and report.problems:
         raise UserError(report.problems[0])
+    if report.num_left_out:
+        frames.notes.append(
+            f"{report.num_left_out} lanes left out, beyond the surest that model.max_lanes allows an image: train with "
+            "a greater one"
+        )
     _tell(report, frames.num_frames, frames.notes, predictor.config.task)
     return report
 

@@ -57,13 +57,19 @@ STUB_XS = (40.0, 100.0)
 """Input x of the two upright lanes that every image has according to `stub_file`; the input is 160 wide."""
 
 
-def stub_file(path: Path, batch: int | None = None, crop_top_fraction: float = 0.0, bright_only: bool = False) -> Path:
+def stub_file(
+    path: Path,
+    batch: int | None = None,
+    crop_top_fraction: float = 0.0,
+    bright_only: bool = False,
+    max_lanes: int = MODEL.max_lanes,
+) -> Path:
     """An exported file whose network knows two upright lanes, whatever it sees; one of them short and less sure.
 
     With `bright_only`, the first pixel's red value is added to the logits, which are low without it.
     """
     helper, tensor = onnx.helper, onnx.numpy_helper.from_array
-    config = replace(CONFIG, model=replace(MODEL, crop_top_fraction=crop_top_fraction))
+    config = replace(CONFIG, model=replace(MODEL, crop_top_fraction=crop_top_fraction, max_lanes=max_lanes))
     values = {
         "logits": np.array([[1.0, 3.0, -9.0]], np.float32) - (20.0 if bright_only else 0.0),
         "xs": np.repeat(np.array([[[STUB_XS[1]], [STUB_XS[0]], [0.0]]], np.float32), MODEL.num_rows, axis=2),

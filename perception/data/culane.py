@@ -190,7 +190,7 @@ class CulaneDataset:
         )
         self.lanes = pack_lanes(self._read_labels(entries))
         self.report.images = len(entries)
-        self.report.lanes = len(self.lanes.lane_starts) - 1
+        self.report.count_lanes(self.lanes.lanes_of_images)
 
     def __len__(self) -> int:
         return len(self.lanes)

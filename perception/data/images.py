@@ -50,7 +50,7 @@ def read_image(path: Path) -> NDArray[np.uint8]:
         decoded = (
             None
             if cut_short
-            else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+            else cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
         )
     except cv2.error:
         decoded = None
@@ -58,7 +58,7 @@ def read_image(path: Path) -> NDArray[np.uint8]:
         is_jpeg = data.startswith(_JPEG_START)
         what = "is cut short" if cut_short and is_jpeg else "cannot be decoded (cut short, or not an image)"
         raise UserError(f"{path}: image {what}; copy it again from its source")
-    return np.asarray(cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB), dtype=np.uint8)
+    return np.asarray(decoded, dtype=np.uint8)
 
 
 def image_size(path: Path) -> tuple[int, int]:

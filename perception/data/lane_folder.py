@@ -48,7 +48,7 @@ class LaneFolder:
         self._image_names = pack_names(locate_images(folder, listed, images_required, report))
         self.lanes = pack_lanes([image.lanes for image in images])
         report.images = len(images)
-        report.lanes = sum(len(image.lanes) for image in images)
+        report.count_lanes(self.lanes.lanes_of_images)
 
     def __len__(self) -> int:
         return len(self.lanes)

@@ -30,6 +30,11 @@ class LaneStore:
     def __len__(self) -> int:
         return len(self.image_starts) - 1
 
+    @property
+    def lanes_of_images(self) -> NDArray[np.int64]:
+        """(M,) number of lanes of each image."""
+        return np.diff(self.image_starts)
+
     def lanes(self, image: int) -> tuple[Lane, ...]:
         """Lanes of one image as (K, 2) float64 arrays of their own."""
         first, last = self.image_starts[image], self.image_starts[image + 1]

@@ -103,6 +103,7 @@ class MixedLanes:
         for title, samples in self._parts:
             self.report.images += samples.report.images
             self.report.lanes += samples.report.lanes
+            self.report.lane_counts += samples.report.lane_counts
             for anomaly, count in samples.report.anomalies.items():
                 self.report.note(f"{title}: {anomaly}", samples.report.examples[anomaly], count)
 

@@ -92,7 +92,7 @@ def without_near_duplicates(frames: Frames, folder: Path, threshold: float) -> K
     kept, dropped = (np.flatnonzero(which) for which in (differences >= threshold, differences < threshold))
     read = frames.report
     report = ReadReport(len(kept), 0, 0, Counter(read.anomalies), dict(read.examples))
-    report.lanes = int(np.diff(frames.lanes.image_starts)[kept].sum())
+    report.count_lanes(frames.lanes.lanes_of_images[kept])
     if len(dropped):
         anomaly = f"frame that differs from the one before by less than {threshold:g} grey levels: dropped"
         report.note(anomaly, frames.truth(int(dropped[0])).name, len(dropped))

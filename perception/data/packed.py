@@ -54,10 +54,14 @@ class Chunks:
         chunk, offset = self._place(index)
         return self._labels[chunk], offset
 
-    def total(self, starts: str) -> int:
-        """How many labels the scenes have together, by the name of their array of starts."""
+    def counts(self, starts: str) -> list[int]:
+        """How many labels each scene has, by the name of their array of starts."""
         spans = (self.labels(index) for index in range(self.count))
-        return sum(int(arrays[starts][offset + 1]) - int(arrays[starts][offset]) for arrays, offset in spans)
+        return [int(arrays[starts][offset + 1]) - int(arrays[starts][offset]) for arrays, offset in spans]
+
+    def total(self, starts: str) -> int:
+        """How many labels the scenes have together."""
+        return sum(self.counts(starts))
 
     def image(self, index: int) -> NDArray[np.uint8]:
         chunk, offset = self._place(index)
@@ -84,7 +88,8 @@ class PackedScenes:
     def __init__(self, folder: Path, first_index: int, count: int) -> None:
         """Raises UserError where a chunk is missing or unreadable."""
         self._chunks = Chunks(folder, first_index, count)
-        self.report = ReadReport(images=count, lanes=self._chunks.total("lane_starts"))
+        self.report = ReadReport(images=count)
+        self.report.count_lanes(self._chunks.counts("lane_starts"))
 
     def __reduce__(self) -> tuple[type[PackedScenes], tuple[Path, int, int]]:
         """A loader process maps the files itself; pickled maps would carry all images with them."""

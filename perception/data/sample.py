@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,6 +44,8 @@ class LanePrediction:
 
     lanes: tuple[Lane, ...]
     scores: tuple[float, ...]
+    num_left_out: int = field(default=0, kw_only=True)
+    """Lanes that were found beyond the model's `max_lanes`."""
 
 
 @dataclass
@@ -55,6 +58,13 @@ class ReadReport:
     anomalies: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     """First "file:line" for each anomaly."""
+    lane_counts: Counter[int] = field(default_factory=Counter)
+    """A number of lanes → images that have it."""
+
+    def count_lanes(self, lanes_of_images: Iterable[int]) -> None:
+        """Set `lanes` and `lane_counts` from the number of lanes of each image."""
+        self.lane_counts = Counter(int(count) for count in lanes_of_images)
+        self.lanes = sum(count * images for count, images in self.lane_counts.items())
 
     def note(self, anomaly: str, where: str, count: int = 1) -> None:
         self.anomalies[anomaly] += count

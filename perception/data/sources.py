@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from perception.config import DataConfig
+from perception.config_checks import BENCHMARKS
 from perception.data import mixture
 from perception.data.generated import DEFAULT_STYLE
 from perception.data.mixture import MixedLanes, read_mixture
@@ -109,6 +110,18 @@ def open_sources(config: DataConfig, task: str) -> Sources:
         notes = (*notes, *_notes_on_classes(train, validation))
         train = CachedImages(train, config.image_cache_mib << 20) if config.image_cache_mib else train
     return Sources(_to_train_on(config, train), validation, notes)
+
+
+def check_target(metric: str, validation: LabelledImages) -> None:
+    """Raise UserError where no validation image gives the figure that `train.target_metric` = `metric` names."""
+    benchmark = metric.partition("_")[0]
+    if benchmark not in BENCHMARKS:
+        return
+    if not any(validation.truth(index).benchmark == benchmark for index in range(len(validation))):
+        raise UserError(
+            f"train.target_metric = {metric}: no validation image is of the format {benchmark}; aim at culane_f1_50 or "
+            "tusimple_accuracy, or validate on such images"
+        )
 
 
 def is_mixture(config: DataConfig) -> bool:

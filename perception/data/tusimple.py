@@ -112,7 +112,7 @@ class TusimpleDataset:
         self._grids, self._grid_of_image = tuple(grid_numbers), np.asarray(grid_of_image)
         self._image_names = pack_names(locate_images(folder, listed, images_required, self.report))
         self.report.images = len(listed)
-        self.report.lanes = len(self.lanes.lane_starts) - 1
+        self.report.count_lanes(self.lanes.lanes_of_images)
 
     def __len__(self) -> int:
         return len(self.lanes)

@@ -3,10 +3,11 @@
 |            | --labels L                                    | --predictions P, an image                               |
 |------------|-----------------------------------------------|---------------------------------------------------------|
 | llamas     | labels/valid, or another folder above DRIVE/  | DRIVE/ID.lines.txt, a lane a line: x y x y ...          |
-|            |                                               | (or ID_color_rect.lines.txt, as `predict` writes it)    |
+|            |                                               | (or ID_color_rect.lines.txt)                            |
 | curvelanes | valid: labels/NAME.lines.json and images/     | NAME.lines.json: {"Lines": [[{"x": .., "y": ..}, ...]]} |
 | openlane   | lane3d_*/validation, or another above SEGMENT | SEGMENT/TIME.json: {"lane_lines": [{"uv": [[u], [v]]}]} |
 
+Where an image has no such file, one that `predict` wrote for the folder of images is taken: NAME.lines.txt.
 Points are taken as they stand there, unlike those of data to train on. A missing prediction is an image without lanes,
 counted in a warning; each tool does something else with it.
 """
@@ -32,6 +33,8 @@ from perception.metrics.culane import CulaneMetric
 from perception.metrics.lane_benchmarks import BENCHMARKS
 from perception.metrics.lane_files import LaneEvaluation, Warnings
 
+_LINES_SUFFIX = ".lines.txt"
+
 Lanes = tuple[NDArray[np.float64], ...]
 Reader = Callable[[Path, ReadReport], Lanes]
 
@@ -42,7 +45,7 @@ class _Layout:
     prediction_suffixes: tuple[str, ...]
     """The tool's own first."""
     read_label: Reader
-    read_prediction: Reader
+    """Of predictions too, where those are not text."""
     counts_single_points: bool
     drops_repeats: bool
     """Of a point twice in a row; else the lane matches nothing."""
@@ -78,7 +81,7 @@ def evaluate_benchmark_folders(
         truths = layout.read_label(label, report)
         if path is None:
             warnings.note("prediction file is missing: counted as no lanes", key)
-        predicted = () if path is None else layout.read_prediction(path, report)
+        predicted = () if path is None else _read_prediction(layout, path, report)
         for what, file, lanes in (("label", label, truths), ("prediction", path, predicted)):
             for odd in _oddities(layout, lanes):
                 warnings.note(f"{what}: {odd}", str(file))
@@ -131,11 +134,15 @@ def _curvelanes_size(labels: Path, key: str) -> tuple[int, int]:
     return image_size(image)
 
 
+def _read_prediction(layout: _Layout, path: Path, report: ReadReport) -> Lanes:
+    return (_read_lines if path.name.endswith(_LINES_SUFFIX) else layout.read_label)(path, report)
+
+
 def _read_llamas_label(path: Path, report: ReadReport) -> Lanes:
     return tuple(lane.astype(np.float64) for lane in llamas.read_label(path, report))
 
 
-def _read_llamas_prediction(path: Path, report: ReadReport) -> Lanes:
+def _read_lines(path: Path, report: ReadReport) -> Lanes:
     try:
         lanes = parse_lane_file(path.read_bytes())
     except OSError as error:
@@ -195,21 +202,19 @@ def _oddities(layout: _Layout, lanes: Lanes) -> list[str]:
 _LAYOUTS = {
     "llamas": _Layout(
         ".json",
-        (".lines.txt", "_color_rect.lines.txt"),
+        (_LINES_SUFFIX, f"_color_rect{_LINES_SUFFIX}"),
         _read_llamas_label,
-        _read_llamas_prediction,
         counts_single_points=False,
         drops_repeats=True,
     ),
     "curvelanes": _Layout(
         ".lines.json",
-        (".lines.json",),
-        _read_curvelanes,
+        (".lines.json", _LINES_SUFFIX),
         _read_curvelanes,
         counts_single_points=True,
         drops_repeats=True,
     ),
     "openlane": _Layout(
-        ".json", (".json",), _read_openlane, _read_openlane, counts_single_points=False, drops_repeats=False
+        ".json", (".json", _LINES_SUFFIX), _read_openlane, counts_single_points=False, drops_repeats=False
     ),
 }

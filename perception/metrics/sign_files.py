@@ -5,7 +5,8 @@ Predictions are JSON, boxes as [x, y, width, height] in original pixels, in one 
 - COCO results, a list of {"image_id", "category_id", "bbox", "score"}. The numbers are those of a COCO label file; with
   labels of another format each has "file_name" (or image_id as text) and "category_name" in their place
 - an object with "images", "categories" and "annotations", these with scores. It names its own images and classes,
-  so that it goes with labels of any format
+  so that it goes with labels of any format. The folder that `predict` wrote, or its results.json, is such an object
+  in two files: its numbers are those of images.json beside it
 
 COCO labels count as in COCO's own evaluator: boxes as they are, and images in the order of their ids where scores are
 equal. Only crowds differ: here they excuse detections of every class. What can only be a mistake (an image or class
@@ -165,13 +166,13 @@ def _read_predictions(
     path: Path, labels: _Labels, leave_out: bool, report: ReadReport
 ) -> tuple[list[SignPrediction], list[bool]]:
     """A prediction for each truth, and whether the file speaks of its image; `leave_out` images of no truth."""
-    document = read_json(path, "prediction file", report)
+    path, numbering, document = _read_document(path, report)
     names = _Names(labels.file_names, leave_out, report)
     place_of_id, class_of_id = labels.place_of_id, labels.class_of_id
     spoken_of = [False] * len(labels.truths)
     if isinstance(document, dict):
         own_places: dict[Hashable, int | None] = {}
-        for row, where in _rows(document, "images", path):
+        for row, where in _rows(document, "images", numbering):
             number = _identifier(row, "id", where)
             if number in own_places:
                 raise UserError(f"{where}: field id = {shown(number)} stands twice among the images")
@@ -181,7 +182,7 @@ def _read_predictions(
                 if spoken_of[place]:
                     raise UserError(f"{where}: field file_name = {shown(name)} stands twice among the images")
                 spoken_of[place] = True
-        rows, class_of_id = _rows(document, "annotations", path), _categories(document, path)
+        rows, class_of_id = _rows(document, "annotations", path), _categories(document, numbering)
         places: Mapping[Hashable, int | None] | None = own_places
     elif isinstance(document, list):
         rows, places = _rows({"": document}, "", path), place_of_id
@@ -214,6 +215,20 @@ def _read_predictions(
         for rows_of_image in found
     ]
     return predictions, spoken_of
+
+
+def _read_document(path: Path, report: ReadReport) -> tuple[Path, Path, Any]:
+    """The file of detections, that which numbers images and classes, and what they hold."""
+    if path.is_dir():
+        if not (path / "results.json").is_file():
+            raise UserError(f"{path}: no results.json in it; give the folder that predict wrote, or a JSON file")
+        path = path / "results.json"
+    numbering = path.with_name("images.json")
+    document = read_json(path, "prediction file", report)
+    if path.name != "results.json" or not isinstance(document, list) or not numbering.is_file():
+        return path, path, document
+    told = an_object(read_json(numbering, "list of predicted images", report), str(numbering))
+    return path, numbering, {**told, "annotations": document}
 
 
 class _Names:

@@ -114,6 +114,7 @@ def test_the_last_override_wins_and_the_original_stays() -> None:
         ("model.input_width=-32", "must be above 0"),
         ("model.crop_top_fraction=1", "must be in [0, 1)"),
         ("model.num_rows=2", "at least 3"),
+        ("train.target_metric=llama_f1_50", 'did you mean "llamas_f1_50"?'),
         ("model.backbone_widths=[8,16,24]", "4 values"),
         ("model.backbone_widths=[]", "above 0"),
         ("model.backbone_blocks=[1,0,1,1]", "above 0"),

@@ -244,6 +244,31 @@ def test_branches_poles_and_nearer_signs_hide_parts() -> None:
         assert 0.2 < found.visible_share < 0.96, kind
 
 
+def test_age_light_and_motion_change_a_sign_but_not_its_box() -> None:
+    scene = open_road()
+    view = at_size(scene)
+    plate = board("speed-limit-50", 0.9, 2.3)
+
+    def inside(support: Support) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        image, (found,) = render_signs(scene, view, (support,))
+        assert found.box == pytest.approx((x1, y1, x2, y2))
+        return image[round(y1) + 2 : round(y2) - 2, round(x1) + 2 : round(x2) - 2].astype(float)
+
+    support = post(6.0, 10.0, plate)
+    x1, y1, x2, y2 = render_signs(scene, view, (support,))[1][0].box
+    plain = inside(support)
+    faded = inside(post(6.0, 10.0, dataclasses.replace(plate, fading=1.0)))
+    dirty = inside(post(6.0, 10.0, dataclasses.replace(plate, dirt=1.0)))
+    against_the_light = inside(dataclasses.replace(support, light=0.0))
+    assert np.ptp(faded, axis=2).mean() < 0.7 * np.ptp(plain, axis=2).mean()
+    assert dirty.mean() < 0.8 * plain.mean() and against_the_light.mean() < 0.8 * plain.mean()
+    # The variant draws how far the sign moves while the shutter is open.
+    variants = [inside(dataclasses.replace(support, variant=variant)) for variant in range(24)]
+    sharpness = [np.abs(np.diff(pixels, axis=1)).mean() for pixels in variants]
+    # Were it nothing, only the light on the plate would differ: .88.
+    assert min(sharpness) < 0.75 * max(sharpness)
+
+
 def test_the_rule_of_what_is_labelled() -> None:
     seen = SeenFace(3, (10.0, 10.0, 30.0, 30.0), 1.0, 200.0)
     assert seen.labelled

@@ -22,6 +22,7 @@ from tests.ranks import ROOT
 def test_the_task_decodes_each_image_by_its_own_geometry(seed: int, extend: bool) -> None:
     random = np.random.default_rng(seed)
     config = replace(CONFIG, model=replace(MODEL, extend_to_bottom=extend, max_lanes=3 + seed, crop_top_fraction=0.2))
+    unlimited = replace(config.model, max_lanes=40)
     task, proposals = LaneTask(config), 40
     line = random.uniform(-30, 190, (2, proposals, 1)) + random.normal(0, 2, (2, proposals, 1)) * np.arange(65)
     outputs = {
@@ -45,6 +46,9 @@ def test_the_task_decodes_each_image_by_its_own_geometry(seed: int, extend: bool
         for mine, theirs in zip(found.lanes, prediction.lanes, strict=True):
             np.testing.assert_array_equal(mine, theirs)
         np.testing.assert_allclose(found.scores, prediction.scores, atol=1e-6)
+        everything = decode_lanes(*(array[index] for array in arrays), geometry, unlimited)
+        assert found.scores == everything.scores[: 3 + seed] and everything.num_left_out == 0
+        assert prediction.num_left_out == found.num_left_out == len(everything.lanes) - len(found.lanes)
 
 
 def test_very_sure_and_very_unsure_logits_need_no_warning() -> None:

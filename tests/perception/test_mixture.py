@@ -54,6 +54,7 @@ def test_parts_lie_one_behind_the_other_with_their_weights(tmp_path: Path) -> No
         3,
     )
     assert (sources.train.report.images, sources.train.report.lanes) == (5, 5)
+    assert sources.train.report.lane_counts == {1: 5}
     assert [sources.train.truth(index).category for index in (0, 4)] == ["cu", "tu"]
     # Only what is held out is evaluated, and that is said.
     assert [sources.validation.truth(i).name for i in range(len(sources.validation))] == [names[0]]

@@ -57,6 +57,7 @@ def test_a_frame_less_different_than_the_threshold_from_the_one_before_goes(tmp_
     assert sources.train.sample(2).image[0, 0].tolist() == [50, 50, 50]
     report = sources.train.report
     assert (report.images, report.lanes) == (4, 0 + 1 + 1 + 2)
+    assert report.lane_counts == {0: 1, 1: 2, 2: 1}
     assert (
         "2 x frame that differs from the one before by less than 13 grey levels: dropped "
         "(first: driver_1/v.MP4/00002.png)"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
+from perception.config import RunConfig
 from perception.data.culane import read_label_file
 from perception.data.images import read_image
 from perception.data.sample import LanePrediction, ReadReport
@@ -18,7 +20,7 @@ from perception.data.signs.sample import SignPrediction
 from perception.data.tusimple import read_tusimple_file
 from perception.draw import write_image
 from perception.errors import UserError
-from perception.onnx_model import OnnxModel
+from perception.onnx_model import OnnxModel, Prediction
 from perception.predict import PARTS, predict_frames
 from perception.predict_inputs import Frame, Input, open_input
 from perception.predict_outputs import (
@@ -31,7 +33,7 @@ from perception.predict_outputs import (
     check_format,
 )
 from perception.video import VideoReader, VideoWriter
-from tests.exported_models import NEEDS_EXPORT, STUB_XS, stub_file
+from tests.exported_models import CONFIG, NEEDS_EXPORT, STUB_XS, stub_file
 
 pytestmark = NEEDS_EXPORT
 
@@ -159,10 +161,11 @@ def test_a_video_is_all_its_frames_named_as_culane_names_them(tmp_path: Path) ->
 
 def test_culane_files_hold_the_lanes_in_pixels_of_each_image(model: OnnxModel, tmp_path: Path) -> None:
     picture(tmp_path / "in/x/1.jpg", 590, 1640)
+    # An odd width is halved without its last column.
     picture(tmp_path / "in/2.jpg", 71, 333)
     report = predict_frames(model, open_input(tmp_path / "in"), [CulaneWriter(tmp_path / "out")])
     assert (report.num_images, report.num_objects, report.num_empty, report.problems) == (2, 4, 0, [])
-    for name, width in (("x/1.lines.txt", 1640), ("2.lines.txt", 333)):
+    for name, width in (("x/1.lines.txt", 1640), ("2.lines.txt", 332)):
         read = ReadReport()
         lanes = read_label_file(tmp_path / "out" / name, read)
         assert not read.anomalies
@@ -242,6 +245,57 @@ def test_formats_belong_to_tasks() -> None:
     for task, format in (("lane", "coco"), ("sign", "culane"), ("lane", "tusimpel")):
         with pytest.raises(UserError, match=f'--format "{format}" is not for a {task} model'):
             check_format(task, format, is_tusimple_list=False)
+
+
+# In what order.
+
+
+class _Counting:
+    """A predictor that notes how far reading is ahead of it, and waits in its first call for the next batch."""
+
+    fixed_batch = None
+    classes = ()
+    description = ""
+
+    def __init__(self, config: RunConfig, batch_size: int) -> None:
+        self.config, self.batch_size = config, batch_size
+        self.prepared, self.predicted, self.most_ahead = 0, 0, 0
+        self.names: list[str] = []
+        self.next_is_ready = threading.Event()
+
+    def prepare(self, image: np.ndarray, name: str) -> str:
+        self.prepared += 1
+        self.most_ahead = max(self.most_ahead, self.prepared - self.predicted)
+        if self.prepared == 2 * self.batch_size:
+            self.next_is_ready.set()
+        return name
+
+    def predict(self, prepared: Sequence[str]) -> tuple[list[Prediction], float]:
+        assert self.next_is_ready.wait(30), "nothing was read while the network computed"
+        self.names += prepared
+        self.predicted += len(prepared)
+        return [LanePrediction((), ()) for _ in prepared], 0.0
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_one_batch_and_no_more_is_read_while_the_network_computes(batch_size: int, tmp_path: Path) -> None:
+    for number in range(10):
+        picture(tmp_path / "in" / f"{number}.png")
+    predictor = _Counting(CONFIG, batch_size)
+    report = predict_frames(predictor, open_input(tmp_path / "in"), [], batch_size)
+    assert report.num_images == 10 and predictor.names == [f"{number}.png" for number in range(10)]
+    assert batch_size < predictor.most_ahead <= 2 * batch_size
+
+
+def test_what_fails_while_reading_ahead_is_raised_after_what_is_done(model: OnnxModel, tmp_path: Path) -> None:
+    class Broken(Input):
+        def __iter__(self) -> Iterator[Frame]:
+            yield Frame("a.jpg", np.full((72, 128, 3), 90, np.uint8))
+            raise UserError("b.mp4: not one frame can be read")
+
+    with pytest.raises(UserError, match=r"b\.mp4: not one frame"):
+        predict_frames(model, Broken("video", 2), [CulaneWriter(tmp_path / "out")])
+    assert files(tmp_path / "out") == ["a.lines.txt"]
 
 
 # What goes wrong on the way.

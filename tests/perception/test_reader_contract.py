@@ -68,6 +68,8 @@ class TestEveryReader:
             len(truth.lanes if case.kind == "lane" else truth.boxes) for truth in map(opened.truth, range(len(opened)))
         )
         assert counts[-1] >= 1 and sum(counts[:-1]) == 0
+        if case.kind == "lane":
+            assert sorted(opened.report.lane_counts.elements()) == counts and opened.report.lanes == counts[-1]
         assert set(opened.report.anomalies) <= {"image without lanes: kept"}
         for index in range(len(opened)):
             sample = opened.sample(index)

@@ -158,7 +158,11 @@ def test_more_than_300_signs_are_all_kept() -> None:
 def test_images_without_signs_alone_make_batches_and_mosaics() -> None:
     augment = augmenter(replace(PLAIN, mosaic_probability=1))
     empty = street([], [])
-    batch = collate_crops([augment(empty, SampleKey(0, index), 4, lambda _: empty) for index in range(3)])
+    examples = [augment(empty, SampleKey(0, index), 4, lambda _: empty) for index in range(3)]
+    # No lists that came back empty or as floats.
+    for boxes, labels in ((example.boxes, example.labels) for example in examples):
+        assert (boxes.shape, boxes.dtype, labels.shape, labels.dtype) == ((0, 4), np.float64, (0,), np.int64)
+    batch = collate_crops(examples)
     assert len(batch) == 3 and (batch.targets.labels == -1).all() and batch.num_left_out == 0
 
 

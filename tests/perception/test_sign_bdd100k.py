@@ -138,6 +138,9 @@ def test_boxes_are_repaired_in_the_image_that_is_there(tmp_path: Path) -> None:
         ([{"name": ""}], r"\[0\]: field name must be a text"),
         ([{"name": "../a.jpg"}], r"\[0\]: field name must name an image inside"),
         ([{"name": "a.jpg", "labels": {"x": 1}}], r"\[0\] a\.jpg: field labels must be a list, got an object"),
+        ([{"name": "a.jpg", "labels": {}}], r"\[0\] a\.jpg: field labels must be a list, got an object"),
+        ([{"name": "a.jpg", "labels": False}], r"\[0\] a\.jpg: field labels must be a list, got false"),
+        ([{"name": "a.jpg", "labels": [label(attributes=[])]}], r"labels\[0\]\.attributes: must be a JSON object"),
         ([{"name": "a.jpg", "labels": [7]}], r"\[0\] a\.jpg labels\[0\]: must be a JSON object, got 7"),
         ([{"name": "a.jpg", "labels": [{"id": 1}]}], r"labels\[0\]: field category is missing; found none"),
         ([{"name": "a.jpg", "labels": [label(box2d=[1, 2, 3, 4])]}], r"labels\[0\]: must be a JSON object, got a list"),
@@ -171,5 +174,5 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no\.json: BDD100K label file cannot be read"):
         read_bdd100k(tmp_path, list_name="no.json")
     write(tmp_path, [{"name": "a.jpg"}])
-    with pytest.raises(UserError, match=r"1 of 1 listed images are missing, first: images/100k/train/a\.jpg"):
+    with pytest.raises(UserError, match=r"det_train\.json: \[0\] a\.jpg: 1 of 1 listed images are missing, first: im"):
         read_bdd100k(tmp_path)

@@ -76,6 +76,9 @@ def test_bfloat16_offsets_are_decoded_in_float32() -> None:
     point = torch.tensor([1301.5, 700.5, 4.0])
     found = decode_boxes(torch.zeros(4, dtype=torch.bfloat16), point)
     assert found.tolist() == [1299.5, 698.5, 1303.5, 702.5]
+    # In bfloat16 e^3 times 4 is 80.5 pixels, not 80.34.
+    offsets = torch.tensor([0.25, 0.25, 3.0, 3.0])
+    assert torch.equal(decode_boxes(offsets.bfloat16(), point), decode_boxes(offsets, point))
 
 
 # --- IoU ---

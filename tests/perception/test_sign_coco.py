@@ -175,7 +175,7 @@ def test_a_wrong_entry_is_named_with_its_field(tmp_path: Path, content: Any, mes
 
 def test_missing_images_are_refused_where_they_are_required(tmp_path: Path) -> None:
     write_image(tmp_path / "a.png")
-    with pytest.raises(UserError, match=r"1 of 2 listed images are missing, first: b\.png"):
+    with pytest.raises(UserError, match=r"labels\.json: images\[0\]: 1 of 2 listed images are missing, first: b\.png"):
         read(tmp_path, document(), images_required=True)
 
 

@@ -180,7 +180,9 @@ def test_a_training_name_without_a_track_and_a_class_with_one(tmp_path: Path) ->
 
 def test_missing_images_are_counted(tmp_path: Path) -> None:
     write_training(tmp_path, {3: 2}, images_of_track=1)
-    with pytest.raises(UserError, match=r"1 of 1 listed images are missing, first: .*00000_00000\.ppm"):
+    with pytest.raises(
+        UserError, match=r"GT-00003\.csv:2: 1 of 1 listed images are missing, first: .*00000_00000\.ppm"
+    ):
         read_gtsrb(tmp_path)
     dataset = read_gtsrb(tmp_path, images_required=False)
     assert dataset.report.anomalies["image is not there: labels kept"] == 1

@@ -42,7 +42,7 @@ def test_a_line_is_a_box_and_lines_of_a_frame_are_one_image(tmp_path: Path) -> N
     assert class_counts(dataset) == {"stop": 2, "speedLimit25": 1}
     assert [(dataset.truth(i).height, dataset.truth(i).width) for i in (0, 1)] == [(60, 80), (960, 1280)]
     assert signs(open_rows(tmp_path, rows, corners="inclusive"))[0] == ("stop", [62, 10, 72, 19])
-    with pytest.raises(UserError, match=r"1 of 2 listed images are missing, first: v/stop_1\.avi_image1\.png"):
+    with pytest.raises(UserError, match=r"csv:4: 1 of 2 listed images are missing, first: v/stop_1\.avi_image1\.png"):
         read_lisa(tmp_path, "all-train")
 
 

@@ -162,6 +162,14 @@ def test_an_image_without_signs_has_objectness_only_and_weighs_no_more_than_one_
     assert empty["box"] == empty["offset"] == empty["class"] == 0 and empty["objectness"] > 0
     full = sign_losses(output, make_targets([([SIGN], [1])]), CONFIG).terms
     assert float(full["objectness"]) == pytest.approx(float(empty["objectness"]), rel=0.05)
+    # The same false alarms, beside a sign that five points answer for and in an image without.
+    beside = perfect_output(SIGN, 1)
+    alone = beside._replace(objectness=torch.full_like(beside.objectness, -30.0))
+    for part in (beside, alone):
+        part.objectness[0, :20] = 3.0
+    with_sign = sign_losses(beside, make_targets([([SIGN], [1])]), CONFIG).terms["objectness"]
+    without = sign_losses(alone, make_targets([([], [])]), CONFIG).terms["objectness"]
+    assert float(without) == pytest.approx(float(with_sign), rel=1e-4) and without > 1
 
 
 @pytest.mark.parametrize("number", [1, 300])

@@ -140,10 +140,12 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no folders annotations/ and splits/"):
         read_mapillary(tmp_path)
     write(tmp_path, {"a": annotation([sign()])})
-    with pytest.raises(UserError, match=r"1 of 1 listed images are missing, first: images/a\.jpg"):
+    with pytest.raises(UserError, match=r"train\.txt:1: 1 of 1 listed images are missing, first: images/a\.jpg"):
         read_mapillary(tmp_path)
     write_text(tmp_path / "splits/train.txt", "a\nb\n")
-    with pytest.raises(UserError, match=r"1 of 2 annotation files are missing, first: annotations/b\.json"):
+    with pytest.raises(
+        UserError, match=r"train\.txt:2: 1 of 2 annotation files are missing, first: annotations/b\.json"
+    ):
         read_mapillary(tmp_path, images_required=False)
     write_text(tmp_path / "annotations/b.json", "")
     with pytest.raises(UserError, match=r"b\.json: MTSD annotation is empty"):

@@ -127,11 +127,25 @@ def test_examples_are_crops_to_train_on_and_whole_images_to_predict_on() -> None
     task = task_for(CONFIG, streets)
     batch = task.collate([task.prepare(streets.sample(index), SampleKey(0, index), train=True) for index in range(4)])
     assert isinstance(batch, SignBatch) and batch.images.shape == (4, 64, 96, 3) and len(batch) == 4
-    assert batch.names == tuple(f"street-{index}" for index in range(4))
+    assert [truth.name for truth in batch.truths] == [f"street-{index}" for index in range(4)]
     whole = task.collate([task.prepare(streets.sample(index), SampleKey(0, index), train=False) for index in range(2)])
     assert isinstance(whole, WholeImageBatch)
     assert [tuple(image.shape) for image in whole.images] == [(120, 200, 3), (96, 160, 3)]
     assert whole.to(torch.device("cpu")).names == whole.names and whole.truths[1].boxes.shape == (2, 4)
+
+
+def test_a_batch_names_every_image_that_it_shows() -> None:
+    """As the guard against inf and NaN names them: the cause may be in any part of a mosaic."""
+    shown: dict[float, list[str]] = {}
+    for probability in (0.0, 1.0):
+        streets = Streets(40)
+        task = task_for(replace(CONFIG, augment=SignAugmentConfig(mosaic_probability=probability)), streets)
+        samples = [streets.sample(index) for index in range(2)]
+        streets.decoded.clear()
+        batch = task.collate([task.prepare(sample, SampleKey(0, index), True) for index, sample in enumerate(samples)])
+        shown[probability] = [f"street-{index}" for index in (0, *streets.decoded[:3], 1, *streets.decoded[3:])]
+        assert list(batch.to(torch.device("cpu")).names) == shown[probability] and len(batch) == 2
+    assert [len(names) for names in shown.values()] == [2, 8]
 
 
 def test_losses_of_batches_with_and_without_signs_have_gradients_for_all_weights() -> None:

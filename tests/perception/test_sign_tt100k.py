@@ -200,5 +200,5 @@ def test_other_folders_and_absent_splits(tmp_path: Path) -> None:
     write(tmp_path, {"1": entry("1", [], "test")})
     with pytest.raises(MissingListError, match=r"no image for validation \(its path would start with train/\)"):
         read_tt100k(tmp_path, "validation")
-    with pytest.raises(UserError, match=r"1 of 1 listed images are missing, first: test/1\.jpg"):
+    with pytest.raises(UserError, match=r"imgs\[1\]: 1 of 1 listed images are missing, first: test/1\.jpg"):
         read_tt100k(tmp_path, "test")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,15 +14,24 @@ import numpy as np
 import pytest
 
 from perception.config import DataConfig
-from perception.config_checks import CHOICES, FORMATS
+from perception.config_checks import BENCHMARKS, CHOICES, FORMATS, TARGETS
 from perception.data import packed
 from perception.data.generated import SCENE_STYLES, render_scene
 from perception.data.open import FORMATS as LANE_FORMATS
 from perception.data.packed import PackedScenes
+from perception.data.sample import LanePrediction, LaneTruth, ReadReport
 from perception.data.signs.cache import CachedImages
 from perception.data.signs.open import FORMATS as SIGN_FORMATS
-from perception.data.sources import FIRST_TRAINING_SCENE, open_sources, prepare_sources, user_cache
+from perception.data.sources import (
+    FIRST_TRAINING_SCENE,
+    check_target,
+    open_sources,
+    prepare_sources,
+    user_cache,
+)
 from perception.errors import MissingListError, UserError
+from perception.metrics import lane_benchmarks
+from perception.tasks import LaneMetric
 
 REAL = Path(__file__).parents[2] / ".." / "shared" / "data" / "tusimple_mini"
 
@@ -53,6 +63,42 @@ def test_official_lists_are_taken_without_a_note(labelled: Path) -> None:
     sources = open_sources(config(labelled), "lane")
     assert [len(sources.train), len(sources.validation)] == [3, 1] and sources.notes == ()
     assert sources.validation.truth(0).name == "clips/d/20.png"
+
+
+def test_a_target_that_the_validation_images_give_no_figure_of_is_refused_at_once(labelled: Path) -> None:
+    validation = open_sources(config(labelled), "lane").validation
+    for metric in ("", "culane_f1_50", "tusimple_accuracy"):
+        check_target(metric, validation)
+    with pytest.raises(UserError, match="= llamas_f1_50: no validation image is of the format llamas"):
+        check_target("llamas_f1_50", validation)
+
+
+class _Labels:
+    """Labelled images of which nobody asks for pixels."""
+
+    def __init__(self, truths: Sequence[LaneTruth]) -> None:
+        self.report, self.truths = ReadReport(), truths
+
+    def __len__(self) -> int:
+        return len(self.truths)
+
+    def truth(self, index: int) -> LaneTruth:
+        return self.truths[index]
+
+    def sample(self, index: int) -> None: ...
+
+
+def test_every_figure_of_a_benchmark_may_be_aimed_at() -> None:
+    assert set(BENCHMARKS) == set(lane_benchmarks.BENCHMARKS)
+    other = LaneTruth("other", 720, 1280, ())
+    for name in BENCHMARKS:
+        metric, truth = LaneMetric(), LaneTruth("x", 720, 1280, (), benchmark=name)
+        metric.update([LanePrediction((), ())], [truth])
+        figures = {figure for figure in metric.compute() if figure.startswith(f"{name}_")}
+        assert len(figures) == 3
+        assert figures == {target for target in TARGETS["lane"] if target.startswith(f"{name}_")}
+        for figure in figures:
+            check_target(figure, _Labels([other, truth]))
 
 
 def test_without_a_validation_list_the_training_images_are_evaluated_and_it_is_said(labelled: Path) -> None:

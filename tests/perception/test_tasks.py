@@ -14,7 +14,7 @@ import torch
 from perception.augment_config import LaneAugmentConfig
 from perception.config import OptimConfig, RunConfig
 from perception.data.lane_targets import SampleKey
-from perception.data.sample import Lane, LanePrediction, LaneSample, LaneTruth
+from perception.data.sample import Lane, LanePrediction, LaneSample, LaneTruth, ReadReport
 from perception.errors import UserError
 from perception.model_config import LaneModelConfig
 from perception.models.lane import LaneOutput
@@ -72,6 +72,26 @@ def test_prepare_fits_the_input_and_keeps_the_truth() -> None:
     np.testing.assert_array_equal(task.prepare(sample, SampleKey(0, 2), train=True).image, augmented[2])
     off = LaneTask(replace(TINY, augment=LaneAugmentConfig(enabled=False)))
     np.testing.assert_array_equal(off.prepare(sample, SampleKey(0, 2), train=True).image, plain.image)
+
+
+def test_lanes_beyond_max_lanes_are_told_of_labels_and_counted_in_predictions() -> None:
+    task = LaneTask(replace(TINY, model=replace(TINY.model, max_lanes=3)))
+    report = ReadReport()
+    report.count_lanes([0, 3, 3, 5, 4])
+    assert task.objects(report) == (
+        "15 lanes, 3 of them beyond model.max_lanes = 3 in 2 images: raise it, or predictions will leave as many out"
+    )
+    report.count_lanes([3, 2])
+    assert task.objects(report) == "5 lanes"
+    metric, other = task.metric(), task.metric()
+    truth = LaneTruth("x", 128, 320, ())
+    metric.update([LanePrediction((), (), num_left_out=2)], [truth])
+    other.update([LanePrediction((), (), num_left_out=1), LanePrediction((), ())], [truth, truth])
+    metric.merge(other.counts())
+    assert metric.compute()["lanes_beyond_max_lanes"] == 3
+    clean = task.metric()
+    clean.update([LanePrediction((), ())], [truth])
+    assert "lanes_beyond_max_lanes" not in clean.compute()
 
 
 def test_crop_cuts_the_top() -> None:

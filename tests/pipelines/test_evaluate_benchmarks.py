@@ -116,6 +116,17 @@ def test_labels_as_predictions_are_perfect(folder: Path, metric: str) -> None:
 
 
 @pytest.mark.parametrize("metric", LABELS)
+def test_what_predict_wrote_for_the_images_is_taken_too(folder: Path, metric: str) -> None:
+    expected = evaluated(folder, metric).metrics
+    own = folder / PREDICTED[metric]
+    own.unlink()
+    ending = "_color_rect.lines.txt" if metric == "llamas" else ".lines.txt"
+    wrong: Pairs = [(x + 200, y) for x, y in RIGHT]
+    write(own.with_name(f"1{ending}"), lines(wrong, LEFT))
+    assert evaluated(folder, metric).metrics == expected and expected["tp"] == 1
+
+
+@pytest.mark.parametrize("metric", LABELS)
 def test_a_missing_prediction_is_counted_and_all_missing_are_a_wrong_path(folder: Path, metric: str) -> None:
     (folder / PREDICTED[metric]).unlink()
     evaluation = evaluated(folder, metric)

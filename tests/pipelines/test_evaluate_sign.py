@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perception.errors import UserError
@@ -134,6 +135,47 @@ def test_a_file_with_its_own_numbers_counts_the_same(tmp_path: Path) -> None:
     assert figures(tmp_path, SELF_CONTAINED) == figures(tmp_path, RESULTS)
 
 
+def test_what_predict_wrote_goes_with_labels_of_any_format(tmp_path: Path) -> None:
+    """Its numbers are its own: those of the labels must not be taken for them, though they are there too."""
+    from perception.data.signs.classes import GTSDB_CLASSES
+    from perception.data.signs.sample import SignPrediction
+    from perception.predict_inputs import Frame
+    from perception.predict_outputs import CocoWriter
+
+    writer = CocoWriter(tmp_path / "found", GTSDB_CLASSES)
+    stop, keep_left = (GTSDB_CLASSES.index(name) for name in ("stop", "keep-left"))
+    for name, label in (("00601.jpg", stop), ("00602.jpg", keep_left), ("00603.jpg", None)):
+        boxes = np.array([[10.0, 20, 40, 60]] * (label is not None)).reshape(-1, 4)
+        found = SignPrediction(boxes, np.full(len(boxes), 0.9), np.full(len(boxes), label or 0))
+        writer.write(Frame(name, np.zeros((100, 160, 3), np.uint8)), found, 1.0)
+    writer.finish()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/gt.txt").write_text(
+        f"00601.ppm;11;21;40;60;{stop}\n00602.ppm;11;21;40;60;{keep_left}\n00603.ppm;1;1;9;9;{stop}\n"
+    )
+    labels = {
+        "images": [{"id": number, "file_name": f"00{604 - number}.jpg"} for number in (1, 2, 3)],
+        "categories": [
+            {"id": 1, "name": "keep-left"},
+            {"id": stop + 1, "name": "danger"},
+            {"id": keep_left + 1, "name": "stop"},
+        ],
+        "annotations": [
+            {"id": 1, "image_id": 3, "category_id": keep_left + 1, "bbox": [10, 20, 30, 40]},
+            {"id": 2, "image_id": 2, "category_id": 1, "bbox": [10, 20, 30, 40]},
+            {"id": 3, "image_id": 1, "category_id": keep_left + 1, "bbox": [0, 0, 9, 9]},
+        ],
+    }
+    for given in (tmp_path / "found", tmp_path / "found/results.json"):
+        for truths, format in ((tmp_path / "data", "gtsdb"), (write(tmp_path / "L.json", labels), "coco")):
+            metrics = evaluate_sign_files(given, truths, format).metrics
+            assert (metrics["ap_class/keep-left"], metrics["images_without_predictions"]) == (1.0, 0)
+            assert metrics["ap_class/stop"] == pytest.approx(0.5, abs=0.01), "one of two"
+    (tmp_path / "found/images.json").write_text('{"images": [{"id": 1}]}')
+    with pytest.raises(UserError, match=r"images\.json: images\[0\]: field file_name is missing"):
+        evaluate_sign_files(tmp_path / "found", tmp_path / "data", "gtsdb")
+
+
 def test_an_image_that_was_looked_at_is_not_missing(tmp_path: Path) -> None:
     images = [*SELF_CONTAINED["images"], {"id": 3, "file_name": "ö.png"}]
     assert figures(tmp_path, {**SELF_CONTAINED, "images": images})["images_without_predictions"] == 0
@@ -223,7 +265,7 @@ def test_wrong_paths_and_options(tmp_path: Path) -> None:
         evaluate_sign_files(predictions, tmp_path / "nowhere", "coco")
     with pytest.raises(UserError, match=r"no\.json: prediction file cannot be read \(No such file"):
         evaluate_sign_files(tmp_path / "no.json", labels, "coco")
-    with pytest.raises(UserError, match=r"prediction file cannot be read \(Is a directory"):
+    with pytest.raises(UserError, match=r": no results\.json in it; give the folder that predict wrote"):
         evaluate_sign_files(tmp_path, labels, "coco")
     with pytest.raises(UserError, match=r"--labels .*L\.json: is a file; give the folder of the gtsdb data set"):
         evaluate_sign_files(predictions, labels, "gtsdb")

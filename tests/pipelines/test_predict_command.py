@@ -47,7 +47,7 @@ def test_an_exported_file_predicts_without_torch(images: Path, tmp_path: Path) -
     model = stub_file(tmp_path / "m.onnx")
     code, out, errors, _ = watched("predict", str(model), str(images), "--out", str(tmp_path / "out"))
     assert code == 0 and "torch" not in errors, errors
-    assert "3 images, 6 lanes, 0 images without" in out and "images/s: reading and resizing " in out
+    assert "3 images, 6 lanes, 0 images without" in out and "images/s: waiting for reading and resizing " in out
     assert len(list((tmp_path / "out").glob("*.lines.txt"))) == 3
     assert len(list((tmp_path / "out/drawings").glob("*.jpg"))) == 3
 
@@ -101,6 +101,17 @@ def test_signs_of_a_run_folder_are_coco_results_and_drawings(images: Path, tmp_p
         assert result["image_id"] in (1, 2, 3) and result["category_id"] in (1, 2) and 0 <= result["score"] <= 1
         assert 0 <= x < x + width <= 328.001 and 0 <= y < y + height <= 118.001
     assert len(list((out / "drawings").iterdir())) == 3
+
+
+def test_lanes_beyond_max_lanes_are_counted_and_told_once(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = predict(stub_file(tmp_path / "m.onnx", max_lanes=1), images, tmp_path / "out", drawings=False)
+    assert (report.num_objects, report.num_left_out) == (3, 3)
+    told = "note: 3 lanes left out, beyond the surest that model.max_lanes allows an image: train with a greater one"
+    assert capsys.readouterr().out.splitlines().count(told) == 1
+    predict(stub_file(tmp_path / "m.onnx"), images, tmp_path / "all", drawings=False)
+    assert "left out" not in capsys.readouterr().out
 
 
 def test_a_tusimple_list_makes_a_tusimple_file(images: Path, tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ class GeneratedScenes:
             truth = scene_truth(seed, index, height, width, style)
             self.report.images += 1
             self.report.lanes += len(truth.lanes)
+            self.report.lane_counts[len(truth.lanes)] += 1
             if not truth.lanes:
                 self.report.note("scene without a lane, kept", truth.name)
 

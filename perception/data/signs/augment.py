@@ -86,14 +86,16 @@ class SignAugmenter:
         if not config.enabled:
             crop = self.cut(sample, self.height, self.width, random)
             return SignExample(crop.image, crop.boxes, crop.labels, crop.ignored, sample.truth, crop.num_left_out)
+        others: list[SignSample] = []
         if sample_of is not None and num_samples > 0 and random.random() < config.mosaic_probability:
-            others = random.integers(num_samples, size=3)
-            crop = self.mosaic([sample, *(sample_of(int(index)) for index in others)], random)
+            others = [sample_of(int(index)) for index in random.integers(num_samples, size=3)]
+            crop = self.mosaic([sample, *others], random)
         else:
             crop = self.cut(sample, self.height, self.width, random)
         self.colours.set_random_seed(int(random.integers(1 << 32)))
         image = np.ascontiguousarray(self.colours(image=crop.image)["image"])
-        return SignExample(image, crop.boxes, crop.labels, crop.ignored, sample.truth, crop.num_left_out)
+        names = tuple(other.truth.name for other in others)
+        return SignExample(image, crop.boxes, crop.labels, crop.ignored, sample.truth, crop.num_left_out, names)
 
     def cut(self, sample: SignSample, height: int, width: int, random: np.random.Generator) -> Crop:
         """A crop of `height` x `width`, rescaled and perhaps mirrored; padded where the image is too small for it."""

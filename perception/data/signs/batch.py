@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ class SignExample:
     """Labels of the image that the crop is from, the first of a mosaic's."""
     num_left_out: int = 0
     """Signs that are in the crop in part, or too small, and became ignored regions."""
+    others: tuple[str, ...] = ()
+    """Names of a mosaic's other images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,21 +38,19 @@ class SignBatch:
     """(B, H, W, 3) uint8 RGB."""
     targets: SignTargets
     truths: tuple[SignTruth, ...]
+    names: tuple[str, ...]
+    """Of every image that a part of is in the crops: a mosaic shows four."""
     num_left_out: int
 
     def __len__(self) -> int:
         return len(self.truths)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(truth.name for truth in self.truths)
-
     def to(self, device: torch.device) -> SignBatch:
         images = self.images.to(device, non_blocking=True)
-        return SignBatch(images, self.targets.to(device), self.truths, self.num_left_out)
+        return replace(self, images=images, targets=self.targets.to(device))
 
     def pin_memory(self) -> SignBatch:
-        return SignBatch(self.images.pin_memory(), self.targets.pin_memory(), self.truths, self.num_left_out)
+        return replace(self, images=self.images.pin_memory(), targets=self.targets.pin_memory())
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,8 @@ def collate_crops(examples: Sequence[SignExample]) -> SignBatch:
     )
     images = torch.from_numpy(np.stack([example.image for example in examples]))
     truths = tuple(example.truth for example in examples)
-    return SignBatch(images, targets, truths, sum(example.num_left_out for example in examples))
+    names = tuple(name for example in examples for name in (example.truth.name, *example.others))
+    return SignBatch(images, targets, truths, names, sum(example.num_left_out for example in examples))
 
 
 def collate_images(examples: Sequence[WholeImage]) -> WholeImageBatch:

@@ -154,7 +154,7 @@ def _parse_image(raw: dict[str, Any], categories: frozenset[str], where: str, re
         report.note("image without the field labels: kept without signs", where)
     signs = []
     others = []
-    for number, label in enumerate(a_list(raw.get("labels") or [], where, "labels")):
+    for number, label in enumerate(a_list([] if raw.get("labels") is None else raw["labels"], where, "labels")):
         place = f"{where} labels[{number}]"
         category = member(label, "category", place)
         category = (
@@ -172,7 +172,8 @@ def _parse_image(raw: dict[str, Any], categories: frozenset[str], where: str, re
         x1, y1, x2, y2 = (
             a_number(member(box, side, place), place, f"box2d.{side}") for side in ("x1", "y1", "x2", "y2")
         )
-        attributes = an_object(label.get("attributes") or {}, f"{place}.attributes")
+        given = label.get("attributes")
+        attributes = an_object({} if given is None else given, f"{place}.attributes")
         is_crowd = a_flag(attributes.get("crowd", False), place, "attributes.crowd")
         signs.append((category, (x1, y1, x2, y2), is_crowd, place))
     if others:

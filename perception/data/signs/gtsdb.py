@@ -93,8 +93,8 @@ def read_gtsdb(
     missing = [signs[number][0] for number in wanted if number not in images]
     if missing and images_required:
         raise UserError(
-            f"{missing[0].where}: image {missing[0].image} is not in {folder} or its images/, and with it "
-            f"{len(missing)} of {len(wanted)}; put the images beside gt.txt"
+            f"{missing[0].where}: {len(missing)} of {len(wanted)} images are missing, first: {missing[0].image}; "
+            f"put them into {folder} or its images/"
         )
     if not wanted:
         raise UserError(f"{folder}: no image of the part {list_name or split} in it or its images/")

@@ -88,10 +88,16 @@ def place_images(
     folder: Path, listed: Sequence[tuple[str, str]], required: bool, report: ReadReport
 ) -> list[tuple[str, bool]]:
     """(name on disk, is it there) of each listed (name, "file:line"); raises UserError where required and missing."""
-    located = locate_images(folder, listed, required, report)
-    missing = [where for (_, where), name in zip(listed, located, strict=True) if not name]
+    located = locate_images(folder, listed, False, report)
+    missing = [entry for entry, name in zip(listed, located, strict=True) if not name]
+    if missing and required:
+        first = ", ".join(name for name, _ in missing[:3])
+        raise UserError(
+            f"{missing[0][1]}: {len(missing)} of {len(listed)} listed images are missing, first: {first}; "
+            f"put them at these names into {folder}"
+        )
     if missing:
-        report.note("image is not there: labels kept", missing[0], len(missing))
+        report.note("image is not there: labels kept", missing[0][1], len(missing))
     return [(name or given, bool(name)) for (given, _), name in zip(listed, located, strict=True)]
 
 

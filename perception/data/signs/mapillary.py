@@ -136,8 +136,8 @@ def _read_annotations(
     missing = [key for key in wanted if not (root / _annotation(key)).is_file()]
     if missing:
         raise UserError(
-            f"{root}: {len(missing)} of {len(wanted)} annotation files are missing, first: "
-            f"{', '.join(_annotation(key) for key in missing[:3])}"
+            f"{wanted[missing[0]]}: {len(missing)} of {len(wanted)} annotation files are missing, first: "
+            f"{', '.join(_annotation(key) for key in missing[:3])}; put them into {root / 'annotations'}"
         )
     images = {key: _read_image(root / _annotation(key), report) for key in wanted}
     unreported = ReadReport()

@@ -103,8 +103,8 @@ def read_voc(
             builder.add_box(sign.class_name, box, sign.where, ignored=sign.difficult)
     if missing and images_required:
         raise UserError(
-            f"{missing[0].path}: image {missing[0].file_name} is in no folder images/ or JPEGImages/ of {folder}, and "
-            f"with it {len(missing)} of {len(wanted)}; put the images there"
+            f"{missing[0].path}: {len(missing)} of {len(wanted)} images are missing, first: {missing[0].file_name}; "
+            f"put them into images/ or JPEGImages/ of {folder}"
         )
     images = builder.finish()
     if len(wanted) == len(annotations):
