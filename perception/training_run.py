@@ -25,6 +25,7 @@ from perception.draw import draw_contact_sheet
 from perception.errors import UserError
 from perception.generations import Generation, begin_generation, end_generation, generations_json, record_first_step
 from perception.gpu_follower import follow_gpus
+from perception.latency import latency_seconds
 from perception.pretrained import PACKAGE, pretrained_backbone
 from perception.run_folder import (
     RunFolder,
@@ -300,9 +301,13 @@ def _target(trainer: Trainer, outcome: Outcome) -> dict[str, Any] | None:
 def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder, stop: StopRequest) -> None:
     say = trainer.telemetry.say
     pictures = []
+    latency: float | None = None
     if outcome.status in ("finished", "target_reached"):
         draw_contact_sheet(folder.contact_sheet, trainer.task, outcome.model, trainer.sources.validation)
         pictures.append(folder.contact_sheet.name)
+        # The other ranks wait, as they do for the pictures.
+        config = trainer.config.model
+        latency = latency_seconds(outcome.model, config.input_height, config.input_width, trainer.device, trainer.bf16)
     checkpoint = outcome.checkpoint
     scaling = json.loads(folder.scaling.read_text()) if folder.scaling.exists() else {}
     mean = outcome.rank_means.mean()
@@ -325,7 +330,10 @@ def _conclude(trainer: Trainer, outcome: Outcome, folder: RunFolder, stop: StopR
             "sha256": checkpoint.sha256 if checkpoint else None,
             "weights_sha256": outcome.weights_sha256,
         },
-        "model": {"num_parameters": sum(parameter.numel() for parameter in outcome.model.parameters())},
+        "model": {
+            "num_parameters": sum(parameter.numel() for parameter in outcome.model.parameters()),
+            "latency_seconds": latency,
+        },
         "target": _target(trainer, outcome),
         "seconds": outcome.progress.seconds,
         "samples": outcome.progress.samples,

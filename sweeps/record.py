@@ -75,6 +75,8 @@ class JobRecord:
     samples: int | None = None
     num_parameters: int | None = None
     """Of the model: its size."""
+    latency_seconds: float | None = None
+    """Of the trained network on one image, on the hardware of the job; None where the run was ended early."""
     target_metric: str = ""
     target_value: float | None = None
     target_seconds: float | None = None
@@ -134,6 +136,7 @@ def figure_of(job: JobRecord, name: str) -> float | None:
         "images_per_second": job.images_per_second,
         "seconds": job.seconds,
         "num_parameters": job.num_parameters,
+        "latency_seconds": job.latency_seconds,
         "target_seconds": job.target_seconds,
         "target_samples": job.target_samples,
     }

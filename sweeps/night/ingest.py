@@ -171,6 +171,7 @@ def make_record(
         seconds=_number(result.get("seconds")),
         samples=_whole(result.get("samples")),
         num_parameters=_whole(figure(result, "num_parameters")),
+        latency_seconds=figure(result, "latency_seconds"),
         target_metric=aim.metric if aim else "",
         target_value=aim.value if aim else None,
         target_seconds=_number(target.get("reached_seconds")) if aim else None,
@@ -206,6 +207,7 @@ def answered_record(night: NightRecord, job: JobState, source: JobRecord) -> Job
         objective=source.objective,
         metrics=dict(source.metrics),
         num_parameters=source.num_parameters,
+        latency_seconds=source.latency_seconds,
         target_metric=source.target_metric,
         target_value=source.target_value,
     )

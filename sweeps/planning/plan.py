@@ -48,6 +48,7 @@ FIGURES: dict[str, Direction] = {
     "images_per_second": "maximize",
     "seconds": "minimize",
     "num_parameters": "minimize",
+    "latency_seconds": "minimize",
     "target_seconds": "minimize",
     "target_samples": "minimize",
 }
@@ -385,6 +386,7 @@ def figure(result: Mapping[str, Any], name: str) -> float | None:
         "images_per_second": ("throughput", "images_per_second"),
         "seconds": ("seconds",),
         "num_parameters": ("model", "num_parameters"),
+        "latency_seconds": ("model", "latency_seconds"),
         "target_seconds": ("target", "reached_seconds"),
         "target_samples": ("target", "reached_samples"),
     }

@@ -26,6 +26,7 @@ METRIC_NAMES = {
     "images_per_second": "images/s",
     "seconds": "seconds of training",
     "num_parameters": "parameters",
+    "latency_seconds": "latency in seconds an image",
     "target_seconds": "seconds to the target",
     "target_samples": "samples to the target",
 }

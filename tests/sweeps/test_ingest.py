@@ -40,7 +40,7 @@ GOOD: dict[str, Any] = {
     "checkpoint": {"path": "checkpoints/step-00000100.pt", "sha256": "aa", "weights_sha256": "bb"},
     "seconds": 12.5,
     "samples": 900,
-    "model": {"num_parameters": 1_341_458},
+    "model": {"num_parameters": 1_341_458, "latency_seconds": 0.0125},
     "target": {"metric": "culane_f1_50", "value": 0.7, "reached_seconds": 9.0, "reached_samples": 700},
 }
 
@@ -104,7 +104,7 @@ def test_a_record_holds_what_the_run_said(tmp_path: Path) -> None:
     aim = dataclasses.replace(MODEL, target=Target("culane_f1_50", 0.7))
     record = make_record(NIGHT, aim, job, "finished", "", GOOD, folder, ended, latest=status)
     assert (record.objective_name, record.objective) == ("culane_f1_50", 0.75)
-    assert record.num_parameters == 1_341_458
+    assert (record.num_parameters, record.latency_seconds) == (1_341_458, 0.0125)
     assert record.metrics == {"culane_f1_50": 0.75, "per_class/stop": 1.0}
     assert record.lost_scaling == {"data": 0.1, "straggler": 0.02}
     assert (record.images_per_second, record.scaling_factor, record.seconds, record.samples) == (61.5, 1.9, 12.5, 900)

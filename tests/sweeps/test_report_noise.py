@@ -181,7 +181,7 @@ def test_what_breaks_a_constraint_is_no_answer() -> None:
     assert [entry.config_hash for entry in found.entries] == ["d"] and found.num_breaking == 1
 
 
-@pytest.mark.parametrize("second", ["seconds", "num_parameters"])
+@pytest.mark.parametrize("second", ["seconds", "num_parameters", "latency_seconds"])
 def test_with_two_objectives_the_front_is_what_nothing_dominates(second: str) -> None:
     facts = replace(FACTS, others=((second, "minimize"),))
     figures = {"a": (0.9, 30.0), "b": (0.8, 20.0), "c": (0.7, 25.0), "d": (0.6, 10.0), "e": (0.8, 20.0)}
