@@ -132,7 +132,7 @@ def build_images(
             log.run(argv, f"building {name}", client, log.folder / f"{name}.log")
             built[name] = _label(plan, name, docker.argv, client, engine, log, revision, created, base)
         if list(names) != ["base"] and not known:
-            _keep_horovod(plan, docker.argv, client, context, network, horovod_cache, log)
+            _keep_horovod(plan, docker.argv, client, context, network, build_round, horovod_cache, log)
     return built
 
 
@@ -179,12 +179,14 @@ def _keep_horovod(
     client: Mapping[str, str],
     context: Path,
     network: str,
+    build_round: str,
     cache: Path,
     log: BuildLog,
 ) -> None:
-    """Bring a wheel that was built in the image into the user's cache, where set-up finds it too."""
+    """Bring a wheel that was built in the image into the user's cache, where set-up finds it too: the very same one,
+    by the round of the images' build."""
     output = log.folder / "horovod-wheel"
-    argv = build_argv(docker, plan, "horovod-wheel", context, network, output=output)
+    argv = build_argv(docker, plan, "horovod-wheel", context, network, build_round, output)
     log.run(argv, "keeping Horovod's wheel", client, log.folder / "horovod-wheel.log")
     for record in output.glob("*/wheel.json"):
         kept = cache / record.parent.name

@@ -18,12 +18,15 @@ DPKG_OPTIONS = (
 )
 """No manuals, but every licence."""
 MOUNT_POINTS = ("etc/hosts", "etc/resolv.conf", "etc/hostname")
+"""Files that every builder mounts its own over: empty ones in the base. Where they are missing, a builder makes and
+removes them, which shows in the time of their folder; and mmdebstrap would leave those of this machine."""
 
 
 def bootstrap_argv(suite: str, packages: Sequence[str], tar: Path) -> list[str]:
     argv = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(packages)}"]
     argv += [f"--dpkgopt={option}" for option in DPKG_OPTIONS]
-    return [*argv, '--aptopt=Acquire::Languages "none"', suite, str(tar)]
+    hosts = " ".join(f'"$1"/{name}' for name in MOUNT_POINTS)
+    return [*argv, '--aptopt=Acquire::Languages "none"', f"--customize-hook=rm -f {hosts}", suite, str(tar)]
 
 
 def bootstrap_tar(
@@ -35,9 +38,8 @@ def bootstrap_tar(
     fresh: bool,
 ) -> Path:
     """The tar of a whole small system, from the cache where it was made for this suite, packages and month before."""
-    key = hashlib.sha256("\0".join([suite, *packages, str(epoch), *DPKG_OPTIONS, *MOUNT_POINTS]).encode()).hexdigest()[
-        :16
-    ]
+    made_by = [*bootstrap_argv(suite, packages, Path("base.tar")), str(epoch)]
+    key = hashlib.sha256("\0".join(made_by).encode()).hexdigest()[:16]
     tar = cache / f"debian-{suite}-{key}.tar"
     if tar.is_file() and not fresh:
         return tar
@@ -60,12 +62,8 @@ def bootstrap_tar(
 
 
 def _add_mount_points(tar: Path, epoch: int) -> None:
-    """Files that every builder mounts its own over: where they are missing it makes and removes them, which shows in
-    the time of their folder."""
     with tarfile.open(tar, "a") as archive:
-        present = {name.removeprefix("./") for name in archive.getnames()}
         for name in MOUNT_POINTS:
-            if name not in present:
-                entry = tarfile.TarInfo(f"./{name}")
-                entry.mtime, entry.mode = epoch, 0o644
-                archive.addfile(entry)
+            entry = tarfile.TarInfo(f"./{name}")
+            entry.mtime, entry.mode = epoch, 0o644
+            archive.addfile(entry)

@@ -53,10 +53,16 @@ class ImagesPlan:
         return f"roadfuse/unlabelled-{name}:{self.release}"
 
     @property
+    def file_date(self) -> datetime.date:
+        """No file in an image is younger. Begin of the month before the release's: it has to lie before any build, for
+        which files from the future would be its own, and packed again in every layer."""
+        begin = datetime.date(2000 + self.release.year, self.release.month, 1)
+        return (begin - datetime.timedelta(days=1)).replace(day=1)
+
+    @property
     def source_date_epoch(self) -> int:
-        """Begin of the release's month, UTC: no file in an image is younger."""
-        begin = datetime.datetime(2000 + self.release.year, self.release.month, 1, tzinfo=datetime.UTC)
-        return int(begin.timestamp())
+        """The same in seconds, UTC."""
+        return int(datetime.datetime.combine(self.file_date, datetime.time(), datetime.UTC).timestamp())
 
     @property
     def system_packages(self) -> tuple[str, ...]:
@@ -73,7 +79,8 @@ def make_plan(
     extra_packages: str = "",
     prefix: str = "",
 ) -> ImagesPlan:
-    """Raises ContainerError for a base that is not pinned, or missing where it cannot be made here."""
+    """Raises ContainerError for a base that is not pinned, or missing where it cannot be made here, and for a release
+    too far ahead."""
     variant = "cuda" if gpu else "cpu"
     numbers = release or Release(today.year % 100, today.month)
     release = Release(numbers.year, numbers.month, "" if gpu else "cpu")
@@ -96,7 +103,12 @@ def make_plan(
                 f"--base {base}: has no digest, so that a build tomorrow may be another; append @sha256:..."
             )
         base_image, base_name = reference.pinned, str(reference)
-    return ImagesPlan(release, base_image, base_name, variant, python_version, nccl_packages, extra_packages, prefix)
+    plan = ImagesPlan(release, base_image, base_name, variant, python_version, nccl_packages, extra_packages, prefix)
+    if plan.file_date >= today:
+        raise ContainerError(
+            f"--release {release.year:02d}.{release.month:02d}: more than a month ahead; give an earlier one"
+        )
+    return plan
 
 
 def build_arguments(plan: ImagesPlan) -> dict[str, str]:

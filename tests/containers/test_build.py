@@ -5,6 +5,7 @@ Minutes: one build for all tests. Packages and Horovod's wheel come from the use
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import re
@@ -19,8 +20,11 @@ from typing import Any
 
 import pytest
 
+from containers.debian_base import MOUNT_POINTS
 from containers.engine import DockerEngine, ImageFacts
+from containers.images_plan import make_plan
 from containers.lock import read_lock
+from containers.names import parse_release
 from tests.containers import daemons
 from tests.containers.conftest import needs
 from tests.pipelines import training_runs
@@ -156,6 +160,24 @@ def test_no_setting_or_name_of_the_builder_is_in_the_image(built: Built) -> None
     assert os.uname().nodename not in text
     for variable in ("PIP_INDEX_URL", "PIP_CERT", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         assert variable not in text
+
+
+def test_layers_tell_neither_the_day_nor_the_machine_of_the_build(built: Built) -> None:
+    """Else another build would give others. In an engine's folders a removal is a device with a time of its own."""
+    facts = built.facts("lane")
+    client = built.builder.client()
+    try:
+        driver = client.api.inspect_image(facts.image_id)["GraphDriver"]
+    finally:
+        client.close()
+    if driver["Name"] != "overlay2":
+        pytest.skip(f"knows no folders of layers with the storage driver {driver['Name']}")
+    release = parse_release(facts.labels["org.opencontainers.image.version"])
+    latest = make_plan(False, None, release, datetime.date.max).source_date_epoch
+    layers = [Path(driver["Data"]["UpperDir"]), *map(Path, driver["Data"]["LowerDir"].split(":"))]
+    young = [path for layer in layers for path in layer.rglob("*") if path.lstat().st_mtime > latest]
+    assert young == []
+    assert [(layers[-1] / name).stat().st_size for name in MOUNT_POINTS] == [0] * len(MOUNT_POINTS)
 
 
 # Training

@@ -75,8 +75,16 @@ def test_a_release_has_one_time_whenever_it_is_built() -> None:
     first, last = (make_plan(False, None, None, datetime.date(2026, 11, day)) for day in (1, 30))
     assert first == last
     assert datetime.datetime.fromtimestamp(first.source_date_epoch, datetime.UTC).isoformat() == (
-        "2026-11-01T00:00:00+00:00"
+        "2026-10-01T00:00:00+00:00"
     )
+
+
+def test_no_file_comes_from_the_future() -> None:
+    """Also of a release that is made before its month."""
+    ahead = Release(27, 1)
+    assert make_plan(False, None, ahead, datetime.date(2026, 12, 2)).file_date == datetime.date(2026, 12, 1)
+    with pytest.raises(ContainerError, match=r"--release 27\.01: more than a month ahead"):
+        make_plan(False, None, ahead, datetime.date(2026, 12, 1))
 
 
 @pytest.mark.parametrize(
