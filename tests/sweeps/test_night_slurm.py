@@ -140,9 +140,24 @@ def test_kills_requeues_and_a_failed_node_lose_nothing_and_the_accounts_are_slur
 
 def _requeue_one(chance: random.Random) -> None:
     """As a preemption does: a job that runs starts again under the same number."""
-    wait_until(_running, "a running job", lambda: _slurm("squeue", "--noheader"))
-    job = chance.choice(_running())
-    _slurm("scontrol", "requeue", job)
+    chosen: list[str] = []
+
+    def is_requeued() -> bool:
+        running = _running()
+        if not running:
+            return False
+        job = chance.choice(running)
+        try:
+            _slurm("scontrol", "requeue", job)
+        except subprocess.CalledProcessError:
+            # One that passed the gate earlier has ended meanwhile; any other refusal is a fault.
+            assert job not in _running(), job
+            return False
+        chosen.append(job)
+        return True
+
+    wait_until(is_requeued, "a job that is requeued", lambda: _slurm("squeue", "--noheader"))
+    job = chosen[0]
     # Before any is let through: else this one could pass the gate in its last moment.
     wait_until(lambda: _state(job) == "PENDING", f"job {job} to be queued again", lambda: _state(job))
 
