@@ -133,9 +133,9 @@ def _more_jobs(state: NightState, now_utc: float) -> int | None:
 
 
 def _model_lines(state: NightState) -> list[str]:
-    rows = [("model and metric", "best", "default", "change", "trials", "out", "best job")]
-    from sweeps.night.champions import is_allowed
+    from sweeps.night.champions import ENDED_WELL, is_allowed
 
+    rows = [("model and metric", "best", "default", "change", "trials", "out", "best job")]
     by_model: dict[str, list[JobRecord]] = defaultdict(list)
     for record in state.records:
         by_model[record.model].append(record)
@@ -143,7 +143,7 @@ def _model_lines(state: NightState) -> list[str]:
     plans = _plans(state)
     models = dict.fromkeys([*state.num_planned, *by_model])
     for model in models:
-        scored = [record for record in by_model[model] if record.objective is not None and record.status in _WHOLE]
+        scored = [record for record in by_model[model] if record.objective is not None and record.status in ENDED_WELL]
         plan = plans.get(model)
         sign = -1 if plan is not None and plan.directions[0] == "minimize" else 1
         defaults = [record.objective for record in scored if record.kind == "default" and record.objective is not None]
@@ -163,9 +163,6 @@ def _model_lines(state: NightState) -> list[str]:
         f"{name:{width}} {value:>7} {mean:>7} {change:>7} {trials:>6} {out:>3}  {job}".rstrip()
         for name, value, mean, change, trials, out, job in rows
     ]
-
-
-_WHOLE = ("finished", "target_reached")
 
 
 def _plans(state: NightState) -> dict[str, ModelPlan]:
