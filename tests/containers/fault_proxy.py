@@ -157,11 +157,12 @@ class _Handler(QuietHandler):
             if fault is not None and fault.action == "flip" and sent <= fault.after_bytes < sent + len(chunk):
                 place = fault.after_bytes - sent
                 chunk = chunk[:place] + bytes([chunk[place] ^ 1]) + chunk[place + 1 :]
-            self.wfile.write(chunk)
-            sent += len(chunk)
+            # Counted first: whoever has read the last byte may look at the count at once.
             if is_blob:
                 with state.lock:
                     state.blob_bytes += len(chunk)
+            self.wfile.write(chunk)
+            sent += len(chunk)
             if fault is not None and fault.action == "slow":
                 ahead = sent / fault.bytes_per_second - (time.monotonic() - started)
                 state.closing.wait(max(0.0, ahead))
