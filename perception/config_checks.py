@@ -65,6 +65,7 @@ _POSITIVE = (
     "model.num_sample_rows",
     "model.proposal_grid",
     "model.num_segments",
+    "model.assignment_candidates",
     "model.iou_half_width_fraction",
     "model.max_lanes",
     "model.head_convolutions",

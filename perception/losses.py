@@ -21,7 +21,6 @@ from perception.models.lane import LaneOutput
 COST_HALF_WIDTH_FRACTION = 30 / 800
 """Half the width of a lane in the assignment's cost, as a share of the input width: wide, so that distant
 proposals differ too. That of the loss is a setting."""
-NUM_IOU_CANDIDATES = 4
 LEVEL_WEIGHTS = (0.2, 0.2, 1.0)
 """Weights of the angle loss at strides 8, 16 and 32."""
 
@@ -94,7 +93,7 @@ def assign_lanes(output: LaneOutput, batch: LaneBatch, spacing: Tensor, config: 
     cost = (positive - negative)[:, None] - config.assignment_lambda * similarity
 
     fits = iou(config.iou_half_width_fraction * width).clamp(min=0)
-    candidates = fits.topk(min(NUM_IOU_CANDIDATES, fits.shape[2]), dim=2).values
+    candidates = fits.topk(min(config.assignment_candidates, fits.shape[2]), dim=2).values
     num_chosen = candidates.sum(dim=2).int().clamp(min=1)
     # Stable: equal costs must not be broken differently on another device or run.
     rank = cost.argsort(dim=2, stable=True).argsort(dim=2)

@@ -33,6 +33,8 @@ class LaneModelConfig:
     nms_distance_pixels: float = 50.0
     """Mean |dx| below which two lanes are one, at an input width of 800."""
     assignment_lambda: float = 3.0
+    assignment_candidates: int = 4
+    """Most proposals that answer for one lane in training: the sum of the best so many IoUs says how many do."""
     iou_half_width_fraction: float = 7.5 / 800
     """Half the width of a lane in the IoU loss, as a share of the input width."""
     class_weight: float = 2.0
