@@ -22,7 +22,7 @@ from perception.export import ExportOptions, check_files, export_graph, export_m
 from perception.export_checks import LaneChecks, lane_difference_pixels
 from perception.onnx_model import OnnxModel
 from perception.provenance import card_path, file_sha256, read_record, record_path, verify
-from perception.quantise import quantised_nodes
+from perception.quantise import pools_to_convolutions, quantised_nodes
 from perception.run_model import RunModel, TrainedModel, load_trained
 from pipelines.__main__ import main
 from tests.exported_models import CONFIG, NEEDS_EXPORT, make_run, onnx, stub_file
@@ -85,15 +85,18 @@ def test_the_graph_is_tensors_alone_and_carries_the_configuration(exported: tupl
 
 
 @pytest.mark.slow
-def test_int8_holds_the_convolutions_that_another_follows(exported: tuple[Path, Path, list[str]]) -> None:
+def test_int8_holds_the_convolutions_that_give_features(exported: tuple[Path, Path, list[str]]) -> None:
     _, folder, told = exported
     graph = onnx.load(str(folder / "model.onnx")).graph
     weights = {name: node.op_type for node in graph.node for name in node.output}
     int8 = [node for node in graph.node if node.op_type == "Conv" and weights.get(node.input[1]) == "DequantizeLinear"]
     every = [node for node in graph.node if node.op_type == "Conv"]
-    # fp32: that of the sketch head, which gives a direction, and the last ones of the two finer levels.
-    assert len(every) - len(int8) == 3
-    assert any(f"{len(int8)} convolutions in int8" in line for line in told)
+    # fp32: that of the sketch head, which gives a direction.
+    assert len(every) - len(int8) == 1
+    # An average over a grid is written as one, but is none.
+    num_told = sum(".mean" not in node.input[1] for node in int8)
+    assert num_told < len(int8)
+    assert any(f"{num_told} convolutions in int8" in line for line in told)
 
 
 @pytest.mark.slow
@@ -173,13 +176,48 @@ def test_which_nodes_compute_in_int8() -> None:
         ("Conv", "left", ["relu", "w"]),
         ("Add", "sum", ["left", "relu"]),
         ("Conv", "head", ["sum", "w"]),
-        ("MatMul", "matrix", ["sum", "w"]),
-        ("Add", "after", ["head", "matrix"]),
+        ("Conv", "features", ["sum", "w"]),
+        ("Conv", "direction", ["sum", "narrow"]),
+        ("Mul", "sampled", ["features", "direction"]),
+        ("MatMul", "learnt", ["sampled", "w"]),
+        ("MatMul", "attention", ["learnt", "sampled"]),
+        ("Add", "after", ["head", "attention"]),
     ]
     nodes = [helper.make_node(kind, inputs, [name], name=name) for kind, name, inputs in edges]
-    graph = helper.make_graph(nodes, "g", [], [])
-    # Neither what lies before the first convolution nor the last one and all behind it.
-    assert quantised_nodes(helper.make_model(graph)) == ["first", "relu", "left", "sum"]
+    shapes = {"w": (64, 64, 3, 3), "narrow": (1, 64, 1, 1)}
+    weights = [onnx.numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()]
+    graph = helper.make_graph(nodes, "g", [], [], weights)
+    # Neither what lies before the first convolution, nor a convolution that no learnt layer follows or that gives
+    # fewer values than features are, nor what lies behind the last ones.
+    assert quantised_nodes(helper.make_model(graph)) == ["first", "relu", "left", "sum", "features"]
+
+
+@pytest.mark.parametrize(("attributes", "is_rewritten"), [
+    ({"kernel_shape": [2, 2], "strides": [2, 2]}, True),
+    ({"kernel_shape": [3, 2], "strides": [1, 2], "auto_pad": "VALID"}, True),
+    ({"kernel_shape": [2, 2]}, True),
+    ({"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, False),
+    ({"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}, False),
+    ({"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"}, False),
+])  # fmt: skip
+def test_an_average_is_the_same_as_a_convolution(attributes: dict[str, Any], is_rewritten: bool) -> None:
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    pool = helper.make_node("AveragePool", ["images"], ["means"], name="pool", **attributes)
+    images = helper.make_tensor_value_info("images", kind, ["batch", 3, 9, 10])
+    graph = helper.make_graph([pool], "g", [images], [helper.make_tensor_value_info("means", kind, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    pixels = np.random.default_rng(0).random((2, 3, 9, 10), np.float32)
+
+    from onnxruntime import InferenceSession
+
+    def run() -> Any:
+        session = InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        return session.run(None, {"images": pixels})[0]
+
+    before = run()
+    assert pools_to_convolutions(model) == ({"pool"} if is_rewritten else set())
+    assert model.graph.node[0].op_type == ("Conv" if is_rewritten else "AveragePool")
+    np.testing.assert_allclose(run(), before, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
