@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sweeps.night.clock import StopSignals, SystemClock
     from sweeps.night.night import Found, NightFolder
     from sweeps.planning.plan import Plan
-    from sweeps.record import NightRecord
 
 EXIT_STOPPED = 75
 """Stopped by a signal: to be taken up with --resume."""
@@ -94,13 +93,14 @@ def finish(folder: NightFolder, history: History) -> int:
     from sweeps.planning.plan import load_plan
     from sweeps.report.build import make_report, write_report_files
     from sweeps.report.terminal import summary_of
+    from sweeps.search.importances import importances_of
 
     state = fold(read_journal(folder.journal))
     assert state.closed is not None
     night, jobs = state.closed, state.records
     plan = load_plan(folder.plan)
     history.append_night(night, jobs)
-    report = make_report(night, jobs, history, importances_of(folder, plan, night, say))
+    report = make_report(night, jobs, history, importances_of(folder.search, plan, night.night, say))
     paths = write_report_files(folder.path, report)
     _print(summary_of(report))
     say(f"report: {paths.html}")
@@ -176,7 +176,7 @@ def _run(
     from sweeps.night.clock import StopSignals, SystemClock
     from sweeps.night.night import begin_night, new_folder
     from sweeps.night.replay import enqueue
-    from sweeps.plan_command import check_here
+    from sweeps.planning.host import check_here
     from sweeps.planning.plan import load_plan
     from sweeps.search.storage import choose_storage
 
@@ -256,36 +256,3 @@ def _drive(
             trials.search.close()
         night_run.journal.close()
         launcher.close()
-
-
-def importances_of(
-    folder: NightFolder, plan: Plan, night: NightRecord, say: Callable[[str], None]
-) -> dict[str, dict[str, float]]:
-    """Model → parameter → share, where a search has trials enough; the report says so where it has not."""
-    from sweeps.planning.plan import study_name
-    from sweeps.search.search import open_search
-    from sweeps.search.storage import choose_storage
-
-    found = {}
-    for model in plan.models:
-        if not model.space.parameters or model.population.size:
-            continue
-        try:
-            storage = choose_storage(plan.search.storage, plan.search.url_variable, folder.search, os.environ)
-            search = open_search(
-                model.space,
-                model.directions,
-                storage,
-                study_name(model),
-                model.sampler,
-                model.sampler_seed,
-                night.night,
-            )
-        except UserError as error:
-            say(f"{model.model}: {error}")
-            continue
-        with contextlib.closing(search):
-            importance = search.importance()
-        if importance.shares:
-            found[model.model] = importance.shares
-    return found

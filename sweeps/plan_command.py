@@ -7,13 +7,8 @@ import datetime
 import time
 from pathlib import Path
 
-from containers.errors import ContainerError
-from containers.lock import read_lock
-from containers.names import is_short_name
-from perception.cores import available_cores
-from perception.errors import UserError
-from perception.run_folder import gpu_names
 from sweeps.planning.cost import Cost, Group, Speed, estimate, measured_speeds
+from sweeps.planning.host import check_here, slots_of
 from sweeps.planning.plan import ModelPlan, Plan, load_plan, run_config, study_name
 from sweeps.planning.space import describe
 from sweeps.search.population import num_generations
@@ -42,29 +37,6 @@ def run(options: argparse.Namespace) -> int:
     print("\n".join(summary(plan, estimate(plan, speeds, slots, hours_to_end(plan, time.time())), slots)))
     check_here(plan)
     return 0
-
-
-def check_here(plan: Plan) -> None:
-    """Raise UserError for what a plan asks for and this host has not: slots, or an image of that name."""
-    slots = slots_of(plan)
-    for model in plan.models:
-        if slots is not None and model.num_ranks > slots:
-            raise UserError(
-                f"{plan.path}: model {model.model}: its {model.num_ranks} ranks are more than the {slots} slots there "
-                "are here: give fewer ranks_per_node, or local.slots"
-            )
-    if plan.image and is_short_name(plan.image):
-        try:
-            read_lock().image(plan.image)
-        except ContainerError as error:
-            raise UserError(f'{plan.path}: image = "{plan.image}": {error}') from None
-
-
-def slots_of(plan: Plan) -> int | None:
-    """Ranks that run at once; None where only the scheduler knows."""
-    if plan.launcher != "local":
-        return None
-    return plan.local.slots or len(gpu_names()) or available_cores()
 
 
 def hours_to_end(plan: Plan, now_utc: float) -> float | None:

@@ -60,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _importances(folder: NightFolder, night: NightRecord) -> dict[str, dict[str, float]] | None:
     """As at the night's end, where its search is still there; else they are made from the records."""
-    from sweeps.nightly import importances_of
     from sweeps.planning.plan_text import parse_plan
+    from sweeps.search.importances import importances_of
 
     if not folder.search.exists():
         return None
@@ -69,4 +69,4 @@ def _importances(folder: NightFolder, night: NightRecord) -> dict[str, dict[str,
         plan = parse_plan(night.plan_text, f"plan of night {night.night}")
     except UserError:
         return None
-    return importances_of(folder, plan, night, print)
+    return importances_of(folder.search, plan, night.night, print)
