@@ -22,7 +22,7 @@ def lane() -> RunConfig:
 
 
 def lane_small() -> RunConfig:
-    """A detector of 1.3 million parameters that two processor cores train in minutes.
+    """A detector of 1.2 million parameters that two processor cores train in minutes.
 
     python -m pipelines train lane-small --data generated --ranks 2
 
@@ -40,6 +40,8 @@ def lane_small() -> RunConfig:
             backbone_widths=(32, 64, 96, 128),
             backbone_blocks=(1, 1, 2, 2),
             stem="patch",
+            # Each stride by itself: so many more samples fit into the time that lanes lie closer to the paint.
+            use_fpn=False,
             input_height=160,
             input_width=512,
             # No generated lane reaches the upper 30 %.
@@ -48,7 +50,7 @@ def lane_small() -> RunConfig:
         ),
         # On so short a schedule the number of steps decides: batches are small and the rate is high.
         optim=OptimConfig(lr=1.5e-3, reference_batch_size=8, warmup_samples=1600, ema_decay_samples=1500),
-        train=TrainConfig(num_samples=40_000, batch_size_per_rank=4, log_every_steps=50, checkpoint_every_steps=2500),
+        train=TrainConfig(num_samples=46_000, batch_size_per_rank=4, log_every_steps=50, checkpoint_every_steps=2500),
     )
 
 

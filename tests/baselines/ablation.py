@@ -39,7 +39,7 @@ NO_AUGMENTATION = ("augment.enabled=false",)
 FULL_AUGMENTATION = ("augment.affine_probability=0.7", "augment.hue_probability=0.7", "augment.blur_probability=0.2")
 ROWS: Mapping[str, Row] = {
     "all": Row("", "lane-small"),
-    "no-fpn": Row("model", "features of one stride, without a pyramid", ("model.use_fpn=false",)),
+    "fpn": Row("model", "a pyramid over the strides", ("model.use_fpn=true",)),
     "conv-stem": Row("model", "ResNet's stem instead of patches", ("model.stem=conv",)),
     "one-proposal": Row("assignment", "one proposal a lane", ("model.assignment_candidates=1",)),
     "no-augmentation": Row("augmentation", "none", NO_AUGMENTATION),

@@ -76,11 +76,11 @@ def test_rows_are_measured_trained_and_told(tmp_path: Path, capsys: pytest.Captu
         "data.scene_height=64", "data.scene_width=160", "model.input_height=64", "model.input_width=160",
     ]  # fmt: skip
     out = tmp_path / "out"
-    arguments = ["ablate", "all", "no-fpn", "--out", str(out), "--seeds", "2", "--processor-seconds", "0.5"]
+    arguments = ["ablate", "all", "fpn", "--out", str(out), "--seeds", "2", "--processor-seconds", "0.5"]
     assert main([*arguments, *(f"--set={text}" for text in sets)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.split(":")[0] in ("1 of 4", "2 of 4", "3 of 4", "4 of 4") for line in lines) == 4
-    assert [line.split(" | ")[1] for line in lines[-2:]] == ["lane-small", ROWS["no-fpn"].title]
+    assert [line.split(" | ")[1] for line in lines[-2:]] == ["lane-small", ROWS["fpn"].title]
     seconds = json.loads((out / "seconds_a_sample.json").read_text())
     assert all(0.0001 < value < 0.5 for value in seconds.values()) and len(seconds) == 2
     parameters = [json.loads(path.read_text())["num_parameters"] for path in sorted(out.glob("*/ablation.json"))]
