@@ -84,4 +84,4 @@ def test_rows_are_measured_trained_and_told(tmp_path: Path, capsys: pytest.Captu
     seconds = json.loads((out / "seconds_a_sample.json").read_text())
     assert all(0.0001 < value < 0.5 for value in seconds.values()) and len(seconds) == 2
     parameters = [json.loads(path.read_text())["num_parameters"] for path in sorted(out.glob("*/ablation.json"))]
-    assert parameters[0] == parameters[1] > parameters[2] == parameters[3]
+    assert parameters[0] == parameters[1] < parameters[2] == parameters[3]

@@ -21,7 +21,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_target_is_settings_of_the_run() -> None:
-    config = named_config("lane-small")
+    config = override(named_config("lane-small"), ["train.num_samples=40000"])
     aimed = override(config, target_assignments("f1=0.8", config, 2))
     assert (aimed.train.target_metric, aimed.train.target_value) == ("culane_f1_50", 0.8)
     # Twenty evaluations of 40,000 samples in steps of 8.
