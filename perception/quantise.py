@@ -127,12 +127,12 @@ def quantised_nodes(model: Any) -> list[str]:
     chosen = []
     # In an ONNX graph a node stands behind those whose outputs it takes.
     for node in nodes:
-        wanted = id(node) in above_convolutions
+        is_convolved_again = id(node) in above_convolutions
         if node.op_type == "Conv":
             num_channels = next(iter(learnt.get(node.input[1], ())), 0)
-            wanted |= id(node) in above_products and num_channels >= _NUM_FEATURES
+            wanted = is_convolved_again or (id(node) in above_products and num_channels >= _NUM_FEATURES)
         else:
-            wanted &= node.op_type in _OPERATORS and bool(below.intersection(node.input))
+            wanted = is_convolved_again and node.op_type in _OPERATORS and not below.isdisjoint(node.input)
         if wanted:
             chosen.append(node.name)
             below.update(node.output)

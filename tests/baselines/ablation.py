@@ -1,4 +1,4 @@
-"""What each part of lane-small brings: it without one part at a time, over several seeds, each run for as long.
+"""What each part of lane-small brings: one at a time left out or changed, over several seeds, each run for as long.
 
 "As long" is processor time, not samples: a cheaper network sees more of them, as it would for who trains it. The time
 of a sample is measured first, all rows in turn, and the run's length follows, so the schedule knows its end and other
@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from perception.augment_config import LaneAugmentConfig
 from perception.config import RunConfig
 from perception.errors import UserError
 from perception.run_folder import write_atomic
@@ -36,7 +37,10 @@ class Row:
 
 
 NO_AUGMENTATION = ("augment.enabled=false",)
-FULL_AUGMENTATION = ("augment.affine_probability=0.7", "augment.hue_probability=0.7", "augment.blur_probability=0.2")
+FULL_AUGMENTATION = tuple(
+    f"augment.{name}={getattr(LaneAugmentConfig(), name)}"
+    for name in ("affine_probability", "hue_probability", "blur_probability")
+)
 ROWS: Mapping[str, Row] = {
     "all": Row("", "lane-small"),
     "fpn": Row("model", "a pyramid over the strides", ("model.use_fpn=true",)),
@@ -144,7 +148,7 @@ def _recorded(out: Path, name: str, seed: int, samples: int) -> Result | None:
 
 
 def table(results: Sequence[Result]) -> list[str]:
-    """Means over seeds with their standard deviations, and what leaving the part as it is gains, seed by seed."""
+    """Means over seeds with their standard deviations, and what the change gains or loses, seed by seed."""
     lines = [
         "| part | instead | samples | F1@50 | against all, by seed | F1@75 | mF1 | TuSimple accuracy | parameters |",
         "|---|---|---|---|---|---|---|---|---|",
